@@ -1,0 +1,6 @@
+package simd
+
+// vecTable holds the vector kernels of one instruction set.
+type vecTable struct{}
+
+func vecTableFor(isa ISA) vecTable { return vecTable{} }
