@@ -1,6 +1,6 @@
 module github.com/tandem-go/tandem
 
-go 1.26.8
+go 1.26.0
 
 require (
 	github.com/VividCortex/ewma v1.2.0 // indirect
@@ -26,6 +26,7 @@ require (
 	github.com/vbauerster/mpb/v8 v8.16.2 // indirect
 	github.com/xtgo/set v1.0.0 // indirect
 	go.uber.org/goleak v1.3.0 // indirect
+	go.yaml.in/yaml/v3 v3.0.5 // indirect
 	go4.org/unsafe/assume-no-moving-gc v0.0.0-20231121144256-b99613f794b6 // indirect
 	golang.org/x/sync v0.25.0 // indirect
 	golang.org/x/sys v0.50.0 // indirect
