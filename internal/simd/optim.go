@@ -36,8 +36,7 @@ type adamWCoef struct {
 // decay says whether weight decay applies; without it the first factor is 1.
 func (k *Kernels) AdamW(param, grad, m, v []float32, hyper []float32, decay bool) {
 	n := len(param)
-	c := newAdamWCoef(hyper, decay)
-	k.vec.adamW(param, grad[:n], m[:n], v[:n], &c)
+	k.vec.adamW(param, grad[:n], m[:n], v[:n], newAdamWCoef(hyper, decay))
 }
 
 func newAdamWCoef(hyper []float32, decay bool) adamWCoef {
@@ -58,7 +57,7 @@ func newAdamWCoef(hyper []float32, decay bool) adamWCoef {
 	return c
 }
 
-func adamWGo(param, grad, m, v []float32, c *adamWCoef) {
+func adamWGo(param, grad, m, v []float32, c adamWCoef) {
 	for i, p := range param {
 		g := grad[i] * c.scale
 		m1 := canonical(float32(c.beta1*m[i]) + float32(c.rest1*g))
@@ -87,10 +86,10 @@ func (k *Kernels) SGD(param, grad, mom []float32, hyper []float32, decay bool) {
 	if decay {
 		c.decay = h[device.HyperDecay]
 	}
-	k.vec.sgd(param, grad[:n], mom[:n], &c)
+	k.vec.sgd(param, grad[:n], mom[:n], c)
 }
 
-func sgdGo(param, grad, mom []float32, c *sgdCoef) {
+func sgdGo(param, grad, mom []float32, c sgdCoef) {
 	for i, p := range param {
 		g := float32(grad[i]*c.scale) + float32(c.decay*p)
 		v := canonical(float32(c.momentum*mom[i]) + g)

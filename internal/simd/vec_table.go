@@ -21,8 +21,8 @@ type vecTable struct {
 	layerNormGradInput       func(dx, x, gamma, dy []float32, mean, rstd float32)
 	layerNormGradParams      func(dgamma, dbeta, x, dy, mean, rstd []float32, stride int)
 	colSum                   func(dst, x []float32, rows, stride int)
-	adamW                    func(param, grad, m, v []float32, c *adamWCoef)
-	sgd                      func(param, grad, mom []float32, c *sgdCoef)
+	adamW                    func(param, grad, m, v []float32, c adamWCoef)
+	sgd                      func(param, grad, mom []float32, c sgdCoef)
 	sumSquares               func(x []float32) float64
 	reduceF32                [reduceOps]func(dst, a, b []float32)
 	reduceF64                [reduceOps]func(dst, a, b []float64)
