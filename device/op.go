@@ -77,6 +77,9 @@ const (
 	// CrossEntropyGrad: logits, targets, dloss (scalar) | lse, count | dlogits (N, V).
 	CrossEntropyGrad Kind = "cross-entropy-grad"
 
+	// TargetCount: targets (N) | | y (scalar), the number of targets that aren't −1.
+	TargetCount Kind = "target-count"
+
 	// Dropout: x, key (3: seed, step, first sample; int64) | | y. Element i of
 	// sample s is kept with probability 1−Attr.P, decided by a counter-based
 	// hash of (seed, step, Attr.Salt, s, i) alone (DropoutKeep), and divided by
