@@ -11,6 +11,7 @@ import (
 
 	"github.com/mmcloughlin/avo/attr"
 	"github.com/mmcloughlin/avo/build"
+	"github.com/mmcloughlin/avo/gotypes"
 	"github.com/mmcloughlin/avo/pass"
 	"github.com/mmcloughlin/avo/printer"
 )
@@ -23,6 +24,9 @@ type family struct {
 
 // families lists what is generated; each is defined in a file of its own.
 var families = []family{
+	{"gemm_avx2", gemmAVX2},
+	{"gemm_avx512", gemmAVX512},
+	{"pack", pack},
 }
 
 func main() {
@@ -64,9 +68,18 @@ func write(dir string, f family) error {
 
 // text begins a function: no frame, no stack check, pointers that don't escape.
 func text(c *build.Context, name, signature string, doc ...string) {
+	s, err := gotypes.ParseSignature(signature)
+	if err != nil {
+		panic(fmt.Sprintf("signature of %s: %v", name, err))
+	}
+	textOf(c, name, s, doc...)
+}
+
+// textOf is text for a signature with types of package simd.
+func textOf(c *build.Context, name string, s *gotypes.Signature, doc ...string) {
 	c.Function(name)
 	c.Attributes(attr.NOSPLIT)
 	c.Pragma("noescape")
 	c.Doc(doc...)
-	c.SignatureExpr(signature)
+	c.Signature(s)
 }

@@ -1,0 +1,6 @@
+//go:build !amd64
+
+package simd
+
+// gemmTableFor returns the micro-kernels of an instruction set.
+func gemmTableFor(ISA) gemmTable { return portableGemm() }
