@@ -14,7 +14,7 @@ import (
 const (
 	MaxKey   = 1 << 10 // bytes in a key, at least 1
 	MaxValue = 8 << 20 // bytes in a value
-	MaxWait  = 1 << 16 // keys in one Wait
+	MaxWait  = 1 << 14 // keys in one Wait
 )
 
 var (
