@@ -1,0 +1,117 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	"github.com/tandem-go/tandem/trainer"
+)
+
+// options are the root command's flags.
+type options struct {
+	train                           trainer.Config
+	preset, backend, bucketCap, out string
+	nproc, threads                  int
+	json                            bool
+}
+
+// addFlags declares the flags. Their defaults are those of the preset, so a
+// model flag that isn't given leaves the preset's value.
+func (o *options) addFlags(f *pflag.FlagSet) {
+	c := &o.train
+	f.StringVar(&c.Data, "data", "", "UTF-8 text; its characters are the vocabulary, the last 10 % validates (default: Newton's Opticks from the Go installation)")
+	f.StringVar(&o.out, "out", "", "directory for metrics.jsonl and each rank's log (default: a new one under the system's temporary directory)")
+	f.StringVar(&o.preset, "preset", "mini", "model: mini (4 layers, 4 heads, d 128, block 64), small (6, 6, 384, 128) or gpt2 (12, 12, 768, 1024)")
+	f.IntVar(&c.Layers, "layers", 0, "transformer blocks (default: the preset's)")
+	f.IntVar(&c.Heads, "heads", 0, "attention heads; divides --d-model (default: the preset's)")
+	f.IntVar(&c.DModel, "d-model", 0, "width (default: the preset's)")
+	f.IntVar(&c.Block, "block", 0, "context length in tokens (default: the preset's)")
+	f.Float64Var(&c.Dropout, "dropout", 0, "dropout probability, 0 … <1")
+
+	f.IntVar(&c.Steps, "steps", 1000, "optimizer steps")
+	f.IntVar(&c.Batch, "batch", 0, "windows per rank and micro-step (default: the preset's)")
+	f.IntVar(&c.GradAccum, "grad-accum", 1, "micro-steps per step; only the last one communicates")
+	f.Int64Var(&c.Seed, "seed", 1, "seed of initialisation, sampling and dropout; the batches don't depend on the number of ranks")
+	f.Float64Var(&c.LR, "lr", 0, "learning rate after warm-up (default: the preset's)")
+	f.Float64Var(&c.MinLR, "min-lr", 0, "learning rate at the last step, reached along a cosine (default: a tenth of --lr)")
+	f.IntVar(&c.Warmup, "warmup", 100, "steps of linear warm-up")
+	f.Float64Var(&c.WeightDecay, "weight-decay", 0.1, "AdamW's decay, on tensors of two or more dimensions")
+	f.Float64Var(&c.Clip, "clip", 1, "bound on the global gradient norm; 0 turns clipping off")
+
+	f.IntVar(&o.nproc, "nproc", 0, "ranks to start on this machine (default: one per GPU, or 2)")
+	f.IntVar(&o.threads, "threads", 0, "compute threads per rank (default: TANDEM_THREADS, or cores / ranks)")
+	f.StringVar(&o.backend, "backend", "auto", "auto, ring (TCP) or nccl (GPUs)")
+	f.StringVar(&o.bucketCap, "bucket-cap-mb", "", "bucket size in MiB: a number, or a list such as 1,4,25 whose last value repeats (default: an eighth of the model, at most 25, so that there are at least 8 buckets)")
+	f.Float64Var(&c.FirstBucketMB, "first-bucket-mb", 0, "size of the first bucket in MiB (default: the cap)")
+	f.Float64Var(&c.LastBucketMB, "last-bucket-mb", 0, "size of the last bucket, the one that can't be hidden, in MiB (default: the cap)")
+
+	f.IntVar(&c.EvalEvery, "eval-every", 250, "steps between evaluations on all of the validation part")
+	f.IntVar(&c.SampleTokens, "sample", 200, "tokens to generate at the end; 0 for none")
+	f.BoolVar(&o.json, "json", false, "print one JSON object per line instead of text")
+}
+
+// resolve turns flags into a configuration: preset first, then what was given.
+func (o *options) resolve(cmd *cobra.Command) error {
+	p, err := trainer.Preset(o.preset)
+	if err != nil {
+		return fmt.Errorf("--preset: %w", err)
+	}
+	if o.nproc < 0 || cmd.Flags().Changed("nproc") && o.nproc == 0 {
+		return fmt.Errorf("--nproc %d: at least one rank has to train; leave the flag out for the default", o.nproc)
+	}
+	if o.threads < 0 || cmd.Flags().Changed("threads") && o.threads == 0 {
+		return fmt.Errorf("--threads %d: a rank needs at least one compute thread; leave the flag out for the default", o.threads)
+	}
+	c := &o.train
+	given := cmd.Flags().Changed
+	for _, f := range []struct {
+		name string
+		dst  *int
+		def  int
+	}{{"layers", &c.Layers, p.Layers}, {"heads", &c.Heads, p.Heads}, {"d-model", &c.DModel, p.DModel},
+		{"block", &c.Block, p.Block}, {"batch", &c.Batch, p.Batch}} {
+		if !given(f.name) {
+			*f.dst = f.def
+		} else if *f.dst < 1 {
+			return fmt.Errorf("--%s %d: must be at least 1", f.name, *f.dst)
+		}
+	}
+	if !given("lr") {
+		c.LR = p.LR
+	} else if !(c.LR > 0) {
+		return fmt.Errorf("--lr %g: must be positive", c.LR)
+	}
+	if !given("min-lr") {
+		c.MinLR = c.LR / 10
+	}
+	for name, n := range map[string]int{"steps": c.Steps, "grad-accum": c.GradAccum, "eval-every": c.EvalEvery} {
+		if n < 1 {
+			return fmt.Errorf("--%s %d: must be at least 1", name, n)
+		}
+	}
+	if !slices.Contains([]string{"auto", "ring", "nccl"}, o.backend) {
+		return fmt.Errorf("--backend %q: there are auto, ring and nccl", o.backend)
+	}
+	c.BucketCapMB, err = parseCaps(o.bucketCap)
+	return err
+}
+
+func parseCaps(s string) ([]float64, error) {
+	if s == "" {
+		return nil, nil
+	}
+	var caps []float64
+	for part := range strings.SplitSeq(s, ",") {
+		mb, err := strconv.ParseFloat(strings.TrimSpace(part), 64)
+		if err != nil || !(mb > 0) {
+			return nil, fmt.Errorf("--bucket-cap-mb %q: %q is not a positive number of MiB", s, part)
+		}
+		caps = append(caps, mb)
+	}
+	return caps, nil
+}

@@ -1,0 +1,138 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"regexp"
+	"strconv"
+
+	"github.com/vbauerster/mpb/v8"
+	"github.com/vbauerster/mpb/v8/decor"
+
+	"github.com/tandem-go/tandem/trainer"
+)
+
+// reporter prints what rank 0 has to say: a line every few steps, or JSON.
+type reporter struct {
+	out   io.Writer
+	json  bool
+	every int
+	total int
+}
+
+func (r *reporter) observe(m *trainer.Metrics) {
+	if m.Step != 1 && m.Step%r.every != 0 && m.ValLoss == nil {
+		return
+	}
+	if r.json {
+		r.encode(m)
+		return
+	}
+	fmt.Fprintf(r.out, "step %d/%d  loss %.4f  %s tokens/s  %.1f ms  %3.0f %% of comm hidden",
+		m.Step, r.total, m.Loss, thousands(m.TokensPerS), m.StepMS, 100*m.HiddenShare())
+	if m.ValLoss != nil {
+		fmt.Fprintf(r.out, "  val_loss %.4f", *m.ValLoss)
+	}
+	fmt.Fprintln(r.out)
+}
+
+func (r *reporter) finish(res *trainer.Result) {
+	if r.json {
+		r.encode(res)
+		return
+	}
+	fmt.Fprintf(r.out, "done: loss %.4f, val_loss %.4f after %d steps, %s tokens/s (median)\n",
+		res.Loss, res.ValLoss, res.Steps, thousands(res.TokensPerS))
+	if res.Sample != "" {
+		fmt.Fprintf(r.out, "---\n%s\n", res.Sample)
+	}
+}
+
+// note prints a line for people; in JSON mode there is nobody to read it.
+func (r *reporter) note(format string, args ...any) {
+	if !r.json {
+		fmt.Fprintf(r.out, format+"\n", args...)
+	}
+}
+
+func (r *reporter) encode(v any) {
+	if err := json.NewEncoder(r.out).Encode(v); err != nil {
+		fmt.Fprintln(os.Stderr, "train: writing to standard output:", err)
+	}
+}
+
+func thousands(x float64) string {
+	if x >= 10000 {
+		return fmt.Sprintf("%.1f k", x/1000)
+	}
+	return fmt.Sprintf("%.0f", x)
+}
+
+// isTerminal reports whether f is a terminal, where a progress bar is welcome.
+func isTerminal(f *os.File) bool {
+	st, err := f.Stat()
+	return err == nil && st.Mode()&os.ModeCharDevice != 0 && os.Getenv("TERM") != "dumb" && st.Name() != os.DevNull
+}
+
+// barWriter draws a progress bar below the lines written to it. The bar moves
+// with the lines ("step 120/1000 …"), so the process that owns the terminal
+// needs no other channel to the rank that trains.
+type barWriter struct {
+	bars *mpb.Progress
+	bar  *mpb.Bar
+	part []byte
+}
+
+var stepLine = regexp.MustCompile(`^step (\d+)/(\d+) `)
+
+func newBarWriter(out io.Writer) *barWriter {
+	return &barWriter{bars: mpb.New(mpb.WithOutput(out), mpb.WithWidth(48))}
+}
+
+// Write passes whole lines on and keeps an unfinished one until its end comes.
+func (w *barWriter) Write(p []byte) (int, error) {
+	w.part = append(w.part, p...)
+	for {
+		i := bytes.IndexByte(w.part, '\n')
+		if i < 0 {
+			return len(p), nil
+		}
+		line := w.part[:i+1]
+		w.advance(line)
+		if _, err := w.bars.Write(line); err != nil {
+			return 0, err
+		}
+		w.part = w.part[i+1:]
+	}
+}
+
+func (w *barWriter) advance(line []byte) {
+	m := stepLine.FindSubmatch(line)
+	if m == nil {
+		return
+	}
+	at, err1 := strconv.ParseInt(string(m[1]), 10, 64)
+	total, err2 := strconv.ParseInt(string(m[2]), 10, 64)
+	if err1 != nil || err2 != nil {
+		return
+	}
+	if w.bar == nil {
+		w.bar = w.bars.AddBar(total,
+			mpb.PrependDecorators(decor.CountersNoUnit("%d / %d steps")),
+			mpb.AppendDecorators(decor.AverageETA(decor.ET_STYLE_GO)))
+	}
+	w.bar.SetCurrent(at)
+}
+
+// Close ends the bar where it stands and flushes what has no newline.
+func (w *barWriter) Close() error {
+	if w.bar != nil && !w.bar.Completed() {
+		w.bar.Abort(false)
+	}
+	w.bars.Wait()
+	_, err := os.Stdout.Write(w.part)
+	return err
+}
