@@ -20,7 +20,7 @@ const initStd = 0.02
 // N(0, 0.02²), the projections into the residual stream from N(0, 0.02²/(2·Layers)),
 // biases 0, gains 1. A parameter's values are a pure function of the seed, its
 // name and its size; those of float64 models are float32 values too.
-func (m *Model) Init(seed uint64) error {
+func (m *Model) Init(seed int64) error {
 	for i, p := range m.Config.Params() {
 		draw := initializer(seed, p.Name, m.Config.Layers)
 		if err := fill(m.Params[i], func(int) float64 { return draw() }); err != nil {
@@ -30,7 +30,7 @@ func (m *Model) Init(seed uint64) error {
 	return nil
 }
 
-func initializer(seed uint64, name string, layers int) func() float64 {
+func initializer(seed int64, name string, layers int) func() float64 {
 	norm := strings.Contains(name, "ln_")
 	switch {
 	case strings.HasSuffix(name, ".bias"):
@@ -44,7 +44,7 @@ func initializer(seed uint64, name string, layers int) func() float64 {
 	}
 	h := fnv.New64a()
 	h.Write([]byte(name))
-	rng := rand.New(rand.NewPCG(seed, h.Sum64()))
+	rng := rand.New(rand.NewPCG(uint64(seed), h.Sum64()))
 	return func() float64 { return float64(float32(rng.NormFloat64() * std)) }
 }
 
