@@ -105,7 +105,7 @@ func New(o *Options) (*Device, error) {
 	if err != nil {
 		return nil, fmt.Errorf("cpu: %w", err)
 	}
-	return &Device{opts: opts, isa: isa, simd: k, pool: newPool(opts.Threads), done: make(chan struct{})}, nil
+	return &Device{opts: opts, isa: isa, simd: k, pool: newPool(opts.Threads, k), done: make(chan struct{})}, nil
 }
 
 // Name is for logs: "cpu (2 threads, avx2)".

@@ -4,7 +4,6 @@ import (
 	"fmt"
 
 	"github.com/tandem-go/tandem/device"
-	"github.com/tandem-go/tandem/dtype"
 )
 
 // program is what a kind of operation is compiled to. run is called with the
@@ -100,64 +99,6 @@ func (k *kernel) run(args []device.Buffer) error {
 	clear(k.mem)
 	if err != nil {
 		return fmt.Errorf("cpu: %s: %w", k.name, err)
-	}
-	return nil
-}
-
-// signature is the number and the types of a kind's arguments.
-type signature struct {
-	in, state, out []dtype.Type
-	// optional is how many of the last inputs may be missing.
-	optional int
-}
-
-// anyType stands for a type that the kind's own compiler checks.
-const anyType = dtype.Invalid
-
-// check compares op with the signature. A wrong count or a shape with a
-// negative size is a mistake; float64 in place of float32 is unsupported.
-func (s signature) check(op device.Op) error {
-	if n := len(op.In); n > len(s.in) || n < len(s.in)-s.optional {
-		return fmt.Errorf("%d inputs, want %d", n, len(s.in))
-	}
-	if len(op.State) != len(s.state) {
-		return fmt.Errorf("%d states, want %d", len(op.State), len(s.state))
-	}
-	if len(op.Out) != len(s.out) {
-		return fmt.Errorf("%d outputs, want %d", len(op.Out), len(s.out))
-	}
-	for i, t := range op.In {
-		if err := checkType("input", i, t, s.in[i]); err != nil {
-			return err
-		}
-	}
-	for i, st := range op.State {
-		if st == nil {
-			return fmt.Errorf("state %d is nil", i)
-		}
-		if err := checkType("state", i, st.Tensor, s.state[i]); err != nil {
-			return err
-		}
-	}
-	for i, t := range op.Out {
-		if err := checkType("output", i, t, s.out[i]); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func checkType(what string, i int, t device.Tensor, want dtype.Type) error {
-	for _, d := range t.Shape {
-		if d < 0 {
-			return fmt.Errorf("%s %d has shape %v", what, i, t.Shape)
-		}
-	}
-	switch {
-	case !t.Type.Valid():
-		return fmt.Errorf("%s %d has type %v", what, i, t.Type)
-	case want != anyType && t.Type != want:
-		return fmt.Errorf("%s %d is %v, the kernel wants %v: %w", what, i, t.Type, want, device.ErrUnsupported)
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/tandem-go/tandem/device"
+	"github.com/tandem-go/tandem/internal/simd"
 )
 
 // parts is work cut into numbered pieces that may run at the same time. part
@@ -23,6 +24,7 @@ type parts interface{ part(t, i int) }
 // either nothing to do or the next job, never half of each.
 type pool struct {
 	threads int
+	ws      []*simd.Workspace // scratch of each thread
 
 	lock fifo
 
@@ -51,12 +53,15 @@ const workerRounds = 150
 
 const partMask = 1<<32 - 1
 
-func newPool(threads int) *pool {
+func newPool(threads int, k *simd.Kernels) *pool {
 	p := &pool{
 		threads: threads,
 		wake:    make(chan struct{}, threads),
 		joined:  make(chan struct{}, 1),
 		quit:    make(chan struct{}),
+	}
+	for range threads {
+		p.ws = append(p.ws, k.NewWorkspace())
 	}
 	p.exited.Add(threads - 1)
 	for t := 1; t < threads; t++ {
