@@ -82,31 +82,39 @@ type prefixed struct {
 }
 
 func (v *prefixed) Set(ctx context.Context, key string, value []byte) error {
-	return v.s.Set(ctx, v.p+key, value)
+	return v.s.Set(ctx, v.key(key), value)
 }
 
 func (v *prefixed) Get(ctx context.Context, key string) ([]byte, error) {
-	return v.s.Get(ctx, v.p+key)
+	return v.s.Get(ctx, v.key(key))
 }
 
 func (v *prefixed) Wait(ctx context.Context, keys ...string) error {
 	full := make([]string, len(keys))
 	for i, k := range keys {
-		full[i] = v.p + k
+		full[i] = v.key(k)
 	}
 	return v.s.Wait(ctx, full...)
 }
 
 func (v *prefixed) Add(ctx context.Context, key string, delta int64) (int64, error) {
-	return v.s.Add(ctx, v.p+key, delta)
+	return v.s.Add(ctx, v.key(key), delta)
 }
 
 func (v *prefixed) CompareAndSet(ctx context.Context, key string, old, new []byte) ([]byte, error) {
-	return v.s.CompareAndSet(ctx, v.p+key, old, new)
+	return v.s.CompareAndSet(ctx, v.key(key), old, new)
 }
 
 func (v *prefixed) Delete(ctx context.Context, key string) error {
-	return v.s.Delete(ctx, v.p+key)
+	return v.s.Delete(ctx, v.key(key))
+}
+
+// key leaves an empty key empty, so that the store refuses it.
+func (v *prefixed) key(k string) string {
+	if k == "" {
+		return ""
+	}
+	return v.p + k
 }
 
 func (v *prefixed) Close() error { return nil }
