@@ -65,7 +65,7 @@ func (k *Kernels) Gemm(w *Workspace, g *Gemm) {
 	}
 	blocks := max(1, (g.K+blockDepth-1)/blockDepth)
 	depth := (g.K + blocks - 1) / blocks
-	run := gemmRun{gemmTable: &k.gemm, Gemm: g, w: w}
+	run := gemmRun{gemmTable: &k.gemm, Gemm: *g, w: w}
 	for i := 0; i < g.M; i += blockRows {
 		run.i, run.rows = i, min(blockRows, g.M-i)
 		for b := range blocks {
@@ -89,6 +89,9 @@ func (g *Gemm) check() {
 		}
 	}
 	need("A", len(g.A), g.M, g.RsA, g.K, g.CsA)
+	if g.M > 1 && g.LdC < g.N {
+		panic(fmt.Sprintf("simd: gemm %d×%d×%d: rows of C overlap, they are %d apart", g.M, g.N, g.K, g.LdC))
+	}
 	need("B", len(g.B), g.K, g.RsB, g.N, g.CsB)
 	need("C", len(g.C), g.M, g.LdC, g.N, 1)
 	if g.Bias != nil {
@@ -100,23 +103,21 @@ func (g *Gemm) check() {
 // [p, p+depth).
 type gemmRun struct {
 	*gemmTable
-	*Gemm
+	Gemm           // a copy: the caller's may live on its stack
 	w              *Workspace
 	i, rows        int
 	p, depth       int
 	split          [3]rowSplit
-	aPacked        bool
-	j, cols, width int // the panel: columns [j, j+cols), computed width at a time
-	wide           int // index of the kernels of that width
+	aData          []float32 // the block of A, see prepareA
+	aRs, aCs       int       // its strides; aCs tileByTile: packed
+	j, cols, width int       // the panel: columns [j, j+cols), computed width at a time
+	wide           int       // index of the kernels of that width
 }
 
 // block multiplies one block of A by all panels of B.
 func (r *gemmRun) block() {
 	r.split = splitRows(r.rows, r.gemmTable.rows)
-	r.aPacked = r.packsA()
-	if r.aPacked {
-		r.packA()
-	}
+	r.prepareA()
 	for r.j = 0; r.j < r.N; r.j += r.gemmTable.cols {
 		r.cols = min(r.gemmTable.cols, r.N-r.j)
 		r.wide, r.width = 0, r.gemmTable.cols
@@ -188,12 +189,12 @@ func (r *gemmRun) tiles() {
 		}
 		a.tiles = s.tiles
 		a.c = c[s.row*ldC:]
-		if r.aPacked {
-			a.a = r.w.packA[s.row*r.depth:]
+		if r.aCs == tileByTile {
+			a.a = r.aData[s.row*r.depth:]
 			a.rsA, a.csA, a.tileA = 1, s.rows, s.rows*r.depth
 		} else {
-			a.a = r.A[min(len(r.A), (r.i+s.row)*r.RsA+r.p*r.CsA):]
-			a.rsA, a.csA, a.tileA = r.RsA, r.CsA, s.rows*r.RsA
+			a.a = r.aData[min(len(r.aData), s.row*r.aRs):]
+			a.rsA, a.csA, a.tileA = r.aRs, r.aCs, s.rows*r.aRs
 		}
 		kernels[s.rows-1](a)
 	}

@@ -3,7 +3,7 @@
 #include "textflag.h"
 
 // func gemmAVX2x1x8(args *gemmArgs)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·gemmAVX2x1x8(SB), NOSPLIT, $0-8
 	MOVQ args+0(FP), AX
 	MOVQ 16(AX), CX
@@ -18,13 +18,15 @@ TEXT ·gemmAVX2x1x8(SB), NOSPLIT, $0-8
 	SHLQ $0x02, R8
 
 tile:
-	LEAQ   (BX)(BX*2), R9
-	MOVQ   CX, R11
-	MOVQ   64(AX), R9
-	MOVQ   (AX), R10
-	VXORPS Y0, Y0, Y0
-	SUBQ   $0x04, R10
-	JLT    rest
+	LEAQ       (BX)(BX*2), R9
+	MOVQ       CX, R11
+	MOVQ       DX, R9
+	PREFETCHT0 (R9)
+	MOVQ       64(AX), R9
+	MOVQ       (AX), R10
+	VXORPS     Y0, Y0, Y0
+	SUBQ       $0x04, R10
+	JLT        rest
 
 four:
 	VMOVUPS      (R9), Y1
@@ -89,7 +91,7 @@ store:
 	RET
 
 // func gemmAVX2x2x8(args *gemmArgs)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·gemmAVX2x2x8(SB), NOSPLIT, $0-8
 	MOVQ args+0(FP), AX
 	MOVQ 16(AX), CX
@@ -104,14 +106,18 @@ TEXT ·gemmAVX2x2x8(SB), NOSPLIT, $0-8
 	SHLQ $0x02, R8
 
 tile:
-	LEAQ   (BX)(BX*2), R9
-	MOVQ   CX, R11
-	MOVQ   64(AX), R9
-	MOVQ   (AX), R10
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	SUBQ   $0x04, R10
-	JLT    rest
+	LEAQ       (BX)(BX*2), R9
+	MOVQ       CX, R11
+	MOVQ       DX, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	MOVQ       64(AX), R9
+	MOVQ       (AX), R10
+	VXORPS     Y0, Y0, Y0
+	VXORPS     Y1, Y1, Y1
+	SUBQ       $0x04, R10
+	JLT        rest
 
 four:
 	VMOVUPS      (R9), Y2
@@ -192,7 +198,7 @@ store:
 	RET
 
 // func gemmAVX2x3x8(args *gemmArgs)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·gemmAVX2x3x8(SB), NOSPLIT, $0-8
 	MOVQ args+0(FP), AX
 	MOVQ 16(AX), CX
@@ -207,15 +213,21 @@ TEXT ·gemmAVX2x3x8(SB), NOSPLIT, $0-8
 	SHLQ $0x02, R8
 
 tile:
-	LEAQ   (BX)(BX*2), R9
-	MOVQ   CX, R11
-	MOVQ   64(AX), R9
-	MOVQ   (AX), R10
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	SUBQ   $0x04, R10
-	JLT    rest
+	LEAQ       (BX)(BX*2), R9
+	MOVQ       CX, R11
+	MOVQ       DX, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	MOVQ       64(AX), R9
+	MOVQ       (AX), R10
+	VXORPS     Y0, Y0, Y0
+	VXORPS     Y1, Y1, Y1
+	VXORPS     Y2, Y2, Y2
+	SUBQ       $0x04, R10
+	JLT        rest
 
 four:
 	VMOVUPS      (R9), Y3
@@ -312,7 +324,7 @@ store:
 	RET
 
 // func gemmAVX2x4x8(args *gemmArgs)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·gemmAVX2x4x8(SB), NOSPLIT, $0-8
 	MOVQ args+0(FP), AX
 	MOVQ 16(AX), CX
@@ -327,17 +339,25 @@ TEXT ·gemmAVX2x4x8(SB), NOSPLIT, $0-8
 	SHLQ $0x02, R8
 
 tile:
-	LEAQ   (BX)(BX*2), R9
-	MOVQ   CX, R11
-	LEAQ   (R11)(R9*1), R12
-	MOVQ   64(AX), R9
-	MOVQ   (AX), R10
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	SUBQ   $0x04, R10
-	JLT    rest
+	LEAQ       (BX)(BX*2), R9
+	MOVQ       CX, R11
+	LEAQ       (R11)(R9*1), R12
+	MOVQ       DX, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	MOVQ       64(AX), R9
+	MOVQ       (AX), R10
+	VXORPS     Y0, Y0, Y0
+	VXORPS     Y1, Y1, Y1
+	VXORPS     Y2, Y2, Y2
+	VXORPS     Y3, Y3, Y3
+	SUBQ       $0x04, R10
+	JLT        rest
 
 four:
 	VMOVUPS      (R9), Y4
@@ -455,7 +475,7 @@ store:
 	RET
 
 // func gemmAVX2x5x8(args *gemmArgs)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·gemmAVX2x5x8(SB), NOSPLIT, $0-8
 	MOVQ args+0(FP), AX
 	MOVQ 16(AX), CX
@@ -470,18 +490,28 @@ TEXT ·gemmAVX2x5x8(SB), NOSPLIT, $0-8
 	SHLQ $0x02, R8
 
 tile:
-	LEAQ   (BX)(BX*2), R9
-	MOVQ   CX, R11
-	LEAQ   (R11)(R9*1), R12
-	MOVQ   64(AX), R9
-	MOVQ   (AX), R10
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	VXORPS Y4, Y4, Y4
-	SUBQ   $0x04, R10
-	JLT    rest
+	LEAQ       (BX)(BX*2), R9
+	MOVQ       CX, R11
+	LEAQ       (R11)(R9*1), R12
+	MOVQ       DX, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	MOVQ       64(AX), R9
+	MOVQ       (AX), R10
+	VXORPS     Y0, Y0, Y0
+	VXORPS     Y1, Y1, Y1
+	VXORPS     Y2, Y2, Y2
+	VXORPS     Y3, Y3, Y3
+	VXORPS     Y4, Y4, Y4
+	SUBQ       $0x04, R10
+	JLT        rest
 
 four:
 	VMOVUPS      (R9), Y5
@@ -615,7 +645,7 @@ store:
 	RET
 
 // func gemmAVX2x6x8(args *gemmArgs)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·gemmAVX2x6x8(SB), NOSPLIT, $0-8
 	MOVQ args+0(FP), AX
 	MOVQ 16(AX), CX
@@ -630,19 +660,31 @@ TEXT ·gemmAVX2x6x8(SB), NOSPLIT, $0-8
 	SHLQ $0x02, R8
 
 tile:
-	LEAQ   (BX)(BX*2), R9
-	MOVQ   CX, R11
-	LEAQ   (R11)(R9*1), R12
-	MOVQ   64(AX), R9
-	MOVQ   (AX), R10
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	VXORPS Y4, Y4, Y4
-	VXORPS Y5, Y5, Y5
-	SUBQ   $0x04, R10
-	JLT    rest
+	LEAQ       (BX)(BX*2), R9
+	MOVQ       CX, R11
+	LEAQ       (R11)(R9*1), R12
+	MOVQ       DX, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	MOVQ       64(AX), R9
+	MOVQ       (AX), R10
+	VXORPS     Y0, Y0, Y0
+	VXORPS     Y1, Y1, Y1
+	VXORPS     Y2, Y2, Y2
+	VXORPS     Y3, Y3, Y3
+	VXORPS     Y4, Y4, Y4
+	VXORPS     Y5, Y5, Y5
+	SUBQ       $0x04, R10
+	JLT        rest
 
 four:
 	VMOVUPS      (R9), Y6
@@ -792,7 +834,7 @@ store:
 	RET
 
 // func gemmAVX2x1x16(args *gemmArgs)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·gemmAVX2x1x16(SB), NOSPLIT, $0-8
 	MOVQ args+0(FP), AX
 	MOVQ 16(AX), CX
@@ -807,14 +849,16 @@ TEXT ·gemmAVX2x1x16(SB), NOSPLIT, $0-8
 	SHLQ $0x02, R8
 
 tile:
-	LEAQ   (BX)(BX*2), R9
-	MOVQ   CX, R11
-	MOVQ   64(AX), R9
-	MOVQ   (AX), R10
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	SUBQ   $0x04, R10
-	JLT    rest
+	LEAQ       (BX)(BX*2), R9
+	MOVQ       CX, R11
+	MOVQ       DX, R9
+	PREFETCHT0 (R9)
+	MOVQ       64(AX), R9
+	MOVQ       (AX), R10
+	VXORPS     Y0, Y0, Y0
+	VXORPS     Y1, Y1, Y1
+	SUBQ       $0x04, R10
+	JLT        rest
 
 four:
 	VMOVUPS      (R9), Y2
@@ -894,7 +938,7 @@ store:
 	RET
 
 // func gemmAVX2x2x16(args *gemmArgs)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·gemmAVX2x2x16(SB), NOSPLIT, $0-8
 	MOVQ args+0(FP), AX
 	MOVQ 16(AX), CX
@@ -909,16 +953,20 @@ TEXT ·gemmAVX2x2x16(SB), NOSPLIT, $0-8
 	SHLQ $0x02, R8
 
 tile:
-	LEAQ   (BX)(BX*2), R9
-	MOVQ   CX, R11
-	MOVQ   64(AX), R9
-	MOVQ   (AX), R10
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	SUBQ   $0x04, R10
-	JLT    rest
+	LEAQ       (BX)(BX*2), R9
+	MOVQ       CX, R11
+	MOVQ       DX, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	MOVQ       64(AX), R9
+	MOVQ       (AX), R10
+	VXORPS     Y0, Y0, Y0
+	VXORPS     Y1, Y1, Y1
+	VXORPS     Y2, Y2, Y2
+	VXORPS     Y3, Y3, Y3
+	SUBQ       $0x04, R10
+	JLT        rest
 
 four:
 	VMOVUPS      (R9), Y4
@@ -1023,7 +1071,7 @@ store:
 	RET
 
 // func gemmAVX2x3x16(args *gemmArgs)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·gemmAVX2x3x16(SB), NOSPLIT, $0-8
 	MOVQ args+0(FP), AX
 	MOVQ 16(AX), CX
@@ -1038,18 +1086,24 @@ TEXT ·gemmAVX2x3x16(SB), NOSPLIT, $0-8
 	SHLQ $0x02, R8
 
 tile:
-	LEAQ   (BX)(BX*2), R9
-	MOVQ   CX, R11
-	MOVQ   64(AX), R9
-	MOVQ   (AX), R10
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	VXORPS Y4, Y4, Y4
-	VXORPS Y5, Y5, Y5
-	SUBQ   $0x04, R10
-	JLT    rest
+	LEAQ       (BX)(BX*2), R9
+	MOVQ       CX, R11
+	MOVQ       DX, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	MOVQ       64(AX), R9
+	MOVQ       (AX), R10
+	VXORPS     Y0, Y0, Y0
+	VXORPS     Y1, Y1, Y1
+	VXORPS     Y2, Y2, Y2
+	VXORPS     Y3, Y3, Y3
+	VXORPS     Y4, Y4, Y4
+	VXORPS     Y5, Y5, Y5
+	SUBQ       $0x04, R10
+	JLT        rest
 
 four:
 	VMOVUPS      (R9), Y6
@@ -1179,7 +1233,7 @@ store:
 	RET
 
 // func gemmAVX2x4x16(args *gemmArgs)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·gemmAVX2x4x16(SB), NOSPLIT, $0-8
 	MOVQ args+0(FP), AX
 	MOVQ 16(AX), CX
@@ -1194,21 +1248,29 @@ TEXT ·gemmAVX2x4x16(SB), NOSPLIT, $0-8
 	SHLQ $0x02, R8
 
 tile:
-	LEAQ   (BX)(BX*2), R9
-	MOVQ   CX, R11
-	LEAQ   (R11)(R9*1), R12
-	MOVQ   64(AX), R9
-	MOVQ   (AX), R10
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	VXORPS Y4, Y4, Y4
-	VXORPS Y5, Y5, Y5
-	VXORPS Y6, Y6, Y6
-	VXORPS Y7, Y7, Y7
-	SUBQ   $0x04, R10
-	JLT    rest
+	LEAQ       (BX)(BX*2), R9
+	MOVQ       CX, R11
+	LEAQ       (R11)(R9*1), R12
+	MOVQ       DX, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	MOVQ       64(AX), R9
+	MOVQ       (AX), R10
+	VXORPS     Y0, Y0, Y0
+	VXORPS     Y1, Y1, Y1
+	VXORPS     Y2, Y2, Y2
+	VXORPS     Y3, Y3, Y3
+	VXORPS     Y4, Y4, Y4
+	VXORPS     Y5, Y5, Y5
+	VXORPS     Y6, Y6, Y6
+	VXORPS     Y7, Y7, Y7
+	SUBQ       $0x04, R10
+	JLT        rest
 
 four:
 	VMOVUPS      (R9), Y8
@@ -1368,7 +1430,7 @@ store:
 	RET
 
 // func gemmAVX2x5x16(args *gemmArgs)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·gemmAVX2x5x16(SB), NOSPLIT, $0-8
 	MOVQ args+0(FP), AX
 	MOVQ 16(AX), CX
@@ -1383,23 +1445,33 @@ TEXT ·gemmAVX2x5x16(SB), NOSPLIT, $0-8
 	SHLQ $0x02, R8
 
 tile:
-	LEAQ   (BX)(BX*2), R9
-	MOVQ   CX, R11
-	LEAQ   (R11)(R9*1), R12
-	MOVQ   64(AX), R9
-	MOVQ   (AX), R10
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	VXORPS Y4, Y4, Y4
-	VXORPS Y5, Y5, Y5
-	VXORPS Y6, Y6, Y6
-	VXORPS Y7, Y7, Y7
-	VXORPS Y8, Y8, Y8
-	VXORPS Y9, Y9, Y9
-	SUBQ   $0x04, R10
-	JLT    rest
+	LEAQ       (BX)(BX*2), R9
+	MOVQ       CX, R11
+	LEAQ       (R11)(R9*1), R12
+	MOVQ       DX, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	MOVQ       64(AX), R9
+	MOVQ       (AX), R10
+	VXORPS     Y0, Y0, Y0
+	VXORPS     Y1, Y1, Y1
+	VXORPS     Y2, Y2, Y2
+	VXORPS     Y3, Y3, Y3
+	VXORPS     Y4, Y4, Y4
+	VXORPS     Y5, Y5, Y5
+	VXORPS     Y6, Y6, Y6
+	VXORPS     Y7, Y7, Y7
+	VXORPS     Y8, Y8, Y8
+	VXORPS     Y9, Y9, Y9
+	SUBQ       $0x04, R10
+	JLT        rest
 
 four:
 	VMOVUPS      (R9), Y10
@@ -1584,7 +1656,7 @@ store:
 	RET
 
 // func gemmAVX2x6x16(args *gemmArgs)
-// Requires: AVX, FMA3
+// Requires: AVX, FMA3, MMX+
 TEXT ·gemmAVX2x6x16(SB), NOSPLIT, $0-8
 	MOVQ args+0(FP), AX
 	MOVQ 16(AX), CX
@@ -1599,25 +1671,37 @@ TEXT ·gemmAVX2x6x16(SB), NOSPLIT, $0-8
 	SHLQ $0x02, R8
 
 tile:
-	LEAQ   (BX)(BX*2), R9
-	MOVQ   CX, R11
-	LEAQ   (R11)(R9*1), R12
-	MOVQ   64(AX), R9
-	MOVQ   (AX), R10
-	VXORPS Y0, Y0, Y0
-	VXORPS Y1, Y1, Y1
-	VXORPS Y2, Y2, Y2
-	VXORPS Y3, Y3, Y3
-	VXORPS Y4, Y4, Y4
-	VXORPS Y5, Y5, Y5
-	VXORPS Y6, Y6, Y6
-	VXORPS Y7, Y7, Y7
-	VXORPS Y8, Y8, Y8
-	VXORPS Y9, Y9, Y9
-	VXORPS Y10, Y10, Y10
-	VXORPS Y11, Y11, Y11
-	SUBQ   $0x04, R10
-	JLT    rest
+	LEAQ       (BX)(BX*2), R9
+	MOVQ       CX, R11
+	LEAQ       (R11)(R9*1), R12
+	MOVQ       DX, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	MOVQ       64(AX), R9
+	MOVQ       (AX), R10
+	VXORPS     Y0, Y0, Y0
+	VXORPS     Y1, Y1, Y1
+	VXORPS     Y2, Y2, Y2
+	VXORPS     Y3, Y3, Y3
+	VXORPS     Y4, Y4, Y4
+	VXORPS     Y5, Y5, Y5
+	VXORPS     Y6, Y6, Y6
+	VXORPS     Y7, Y7, Y7
+	VXORPS     Y8, Y8, Y8
+	VXORPS     Y9, Y9, Y9
+	VXORPS     Y10, Y10, Y10
+	VXORPS     Y11, Y11, Y11
+	SUBQ       $0x04, R10
+	JLT        rest
 
 four:
 	VMOVUPS      (R9), Y12

@@ -3,7 +3,7 @@
 #include "textflag.h"
 
 // func gemmAVX512x1x16(args *gemmArgs)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·gemmAVX512x1x16(SB), NOSPLIT, $0-8
 	MOVQ  args+0(FP), AX
 	MOVQ  16(AX), CX
@@ -19,13 +19,15 @@ TEXT ·gemmAVX512x1x16(SB), NOSPLIT, $0-8
 	KMOVW 160(AX), K1
 
 tile:
-	LEAQ   (BX)(BX*2), R9
-	MOVQ   CX, R11
-	MOVQ   64(AX), R9
-	MOVQ   (AX), R10
-	VPXORD Z0, Z0, Z0
-	SUBQ   $0x04, R10
-	JLT    rest
+	LEAQ       (BX)(BX*2), R9
+	MOVQ       CX, R11
+	MOVQ       DX, R9
+	PREFETCHT0 (R9)
+	MOVQ       64(AX), R9
+	MOVQ       (AX), R10
+	VPXORD     Z0, Z0, Z0
+	SUBQ       $0x04, R10
+	JLT        rest
 
 four:
 	VMOVUPS.Z    (R9), K1, Z1
@@ -90,7 +92,7 @@ store:
 	RET
 
 // func gemmAVX512x2x16(args *gemmArgs)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·gemmAVX512x2x16(SB), NOSPLIT, $0-8
 	MOVQ  args+0(FP), AX
 	MOVQ  16(AX), CX
@@ -106,14 +108,18 @@ TEXT ·gemmAVX512x2x16(SB), NOSPLIT, $0-8
 	KMOVW 160(AX), K1
 
 tile:
-	LEAQ   (BX)(BX*2), R9
-	MOVQ   CX, R11
-	MOVQ   64(AX), R9
-	MOVQ   (AX), R10
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	SUBQ   $0x04, R10
-	JLT    rest
+	LEAQ       (BX)(BX*2), R9
+	MOVQ       CX, R11
+	MOVQ       DX, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	MOVQ       64(AX), R9
+	MOVQ       (AX), R10
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	SUBQ       $0x04, R10
+	JLT        rest
 
 four:
 	VMOVUPS.Z    (R9), K1, Z2
@@ -194,7 +200,7 @@ store:
 	RET
 
 // func gemmAVX512x3x16(args *gemmArgs)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·gemmAVX512x3x16(SB), NOSPLIT, $0-8
 	MOVQ  args+0(FP), AX
 	MOVQ  16(AX), CX
@@ -210,15 +216,21 @@ TEXT ·gemmAVX512x3x16(SB), NOSPLIT, $0-8
 	KMOVW 160(AX), K1
 
 tile:
-	LEAQ   (BX)(BX*2), R9
-	MOVQ   CX, R11
-	MOVQ   64(AX), R9
-	MOVQ   (AX), R10
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	SUBQ   $0x04, R10
-	JLT    rest
+	LEAQ       (BX)(BX*2), R9
+	MOVQ       CX, R11
+	MOVQ       DX, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	MOVQ       64(AX), R9
+	MOVQ       (AX), R10
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	SUBQ       $0x04, R10
+	JLT        rest
 
 four:
 	VMOVUPS.Z    (R9), K1, Z3
@@ -315,7 +327,7 @@ store:
 	RET
 
 // func gemmAVX512x4x16(args *gemmArgs)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·gemmAVX512x4x16(SB), NOSPLIT, $0-8
 	MOVQ  args+0(FP), AX
 	MOVQ  16(AX), CX
@@ -331,17 +343,25 @@ TEXT ·gemmAVX512x4x16(SB), NOSPLIT, $0-8
 	KMOVW 160(AX), K1
 
 tile:
-	LEAQ   (BX)(BX*2), R9
-	MOVQ   CX, R11
-	LEAQ   (R11)(R9*1), R12
-	MOVQ   64(AX), R9
-	MOVQ   (AX), R10
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	SUBQ   $0x04, R10
-	JLT    rest
+	LEAQ       (BX)(BX*2), R9
+	MOVQ       CX, R11
+	LEAQ       (R11)(R9*1), R12
+	MOVQ       DX, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	MOVQ       64(AX), R9
+	MOVQ       (AX), R10
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	SUBQ       $0x04, R10
+	JLT        rest
 
 four:
 	VMOVUPS.Z    (R9), K1, Z4
@@ -459,7 +479,7 @@ store:
 	RET
 
 // func gemmAVX512x5x16(args *gemmArgs)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·gemmAVX512x5x16(SB), NOSPLIT, $0-8
 	MOVQ  args+0(FP), AX
 	MOVQ  16(AX), CX
@@ -475,18 +495,28 @@ TEXT ·gemmAVX512x5x16(SB), NOSPLIT, $0-8
 	KMOVW 160(AX), K1
 
 tile:
-	LEAQ   (BX)(BX*2), R9
-	MOVQ   CX, R11
-	LEAQ   (R11)(R9*1), R12
-	MOVQ   64(AX), R9
-	MOVQ   (AX), R10
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	SUBQ   $0x04, R10
-	JLT    rest
+	LEAQ       (BX)(BX*2), R9
+	MOVQ       CX, R11
+	LEAQ       (R11)(R9*1), R12
+	MOVQ       DX, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	MOVQ       64(AX), R9
+	MOVQ       (AX), R10
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	SUBQ       $0x04, R10
+	JLT        rest
 
 four:
 	VMOVUPS.Z    (R9), K1, Z5
@@ -620,7 +650,7 @@ store:
 	RET
 
 // func gemmAVX512x6x16(args *gemmArgs)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·gemmAVX512x6x16(SB), NOSPLIT, $0-8
 	MOVQ  args+0(FP), AX
 	MOVQ  16(AX), CX
@@ -636,19 +666,31 @@ TEXT ·gemmAVX512x6x16(SB), NOSPLIT, $0-8
 	KMOVW 160(AX), K1
 
 tile:
-	LEAQ   (BX)(BX*2), R9
-	MOVQ   CX, R11
-	LEAQ   (R11)(R9*1), R12
-	MOVQ   64(AX), R9
-	MOVQ   (AX), R10
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	SUBQ   $0x04, R10
-	JLT    rest
+	LEAQ       (BX)(BX*2), R9
+	MOVQ       CX, R11
+	LEAQ       (R11)(R9*1), R12
+	MOVQ       DX, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	MOVQ       64(AX), R9
+	MOVQ       (AX), R10
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	SUBQ       $0x04, R10
+	JLT        rest
 
 four:
 	VMOVUPS.Z    (R9), K1, Z6
@@ -798,7 +840,7 @@ store:
 	RET
 
 // func gemmAVX512x7x16(args *gemmArgs)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·gemmAVX512x7x16(SB), NOSPLIT, $0-8
 	MOVQ  args+0(FP), AX
 	MOVQ  16(AX), CX
@@ -814,21 +856,35 @@ TEXT ·gemmAVX512x7x16(SB), NOSPLIT, $0-8
 	KMOVW 160(AX), K1
 
 tile:
-	LEAQ   (BX)(BX*2), R9
-	MOVQ   CX, R11
-	LEAQ   (R11)(R9*1), R12
-	LEAQ   (R12)(R9*1), R13
-	MOVQ   64(AX), R9
-	MOVQ   (AX), R10
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	SUBQ   $0x04, R10
-	JLT    rest
+	LEAQ       (BX)(BX*2), R9
+	MOVQ       CX, R11
+	LEAQ       (R11)(R9*1), R12
+	LEAQ       (R12)(R9*1), R13
+	MOVQ       DX, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	MOVQ       64(AX), R9
+	MOVQ       (AX), R10
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	SUBQ       $0x04, R10
+	JLT        rest
 
 four:
 	VMOVUPS.Z    (R9), K1, Z7
@@ -999,7 +1055,7 @@ store:
 	RET
 
 // func gemmAVX512x8x16(args *gemmArgs)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·gemmAVX512x8x16(SB), NOSPLIT, $0-8
 	MOVQ  args+0(FP), AX
 	MOVQ  16(AX), CX
@@ -1015,22 +1071,38 @@ TEXT ·gemmAVX512x8x16(SB), NOSPLIT, $0-8
 	KMOVW 160(AX), K1
 
 tile:
-	LEAQ   (BX)(BX*2), R9
-	MOVQ   CX, R11
-	LEAQ   (R11)(R9*1), R12
-	LEAQ   (R12)(R9*1), R13
-	MOVQ   64(AX), R9
-	MOVQ   (AX), R10
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	SUBQ   $0x04, R10
-	JLT    rest
+	LEAQ       (BX)(BX*2), R9
+	MOVQ       CX, R11
+	LEAQ       (R11)(R9*1), R12
+	LEAQ       (R12)(R9*1), R13
+	MOVQ       DX, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	MOVQ       64(AX), R9
+	MOVQ       (AX), R10
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	SUBQ       $0x04, R10
+	JLT        rest
 
 four:
 	VMOVUPS.Z    (R9), K1, Z8
@@ -1217,7 +1289,7 @@ store:
 	RET
 
 // func gemmAVX512x9x16(args *gemmArgs)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·gemmAVX512x9x16(SB), NOSPLIT, $0-8
 	MOVQ  args+0(FP), AX
 	MOVQ  16(AX), CX
@@ -1233,23 +1305,41 @@ TEXT ·gemmAVX512x9x16(SB), NOSPLIT, $0-8
 	KMOVW 160(AX), K1
 
 tile:
-	LEAQ   (BX)(BX*2), R9
-	MOVQ   CX, R11
-	LEAQ   (R11)(R9*1), R12
-	LEAQ   (R12)(R9*1), R13
-	MOVQ   64(AX), R9
-	MOVQ   (AX), R10
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	SUBQ   $0x04, R10
-	JLT    rest
+	LEAQ       (BX)(BX*2), R9
+	MOVQ       CX, R11
+	LEAQ       (R11)(R9*1), R12
+	LEAQ       (R12)(R9*1), R13
+	MOVQ       DX, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	MOVQ       64(AX), R9
+	MOVQ       (AX), R10
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	VPXORD     Z8, Z8, Z8
+	SUBQ       $0x04, R10
+	JLT        rest
 
 four:
 	VMOVUPS.Z    (R9), K1, Z9
@@ -1452,7 +1542,7 @@ store:
 	RET
 
 // func gemmAVX512x10x16(args *gemmArgs)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·gemmAVX512x10x16(SB), NOSPLIT, $0-8
 	MOVQ  args+0(FP), AX
 	MOVQ  16(AX), CX
@@ -1468,25 +1558,45 @@ TEXT ·gemmAVX512x10x16(SB), NOSPLIT, $0-8
 	KMOVW 160(AX), K1
 
 tile:
-	LEAQ   (BX)(BX*2), R9
-	MOVQ   CX, R11
-	LEAQ   (R11)(R9*1), R12
-	LEAQ   (R12)(R9*1), R13
-	LEAQ   (R13)(R9*1), R14
-	MOVQ   64(AX), R9
-	MOVQ   (AX), R10
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	SUBQ   $0x04, R10
-	JLT    rest
+	LEAQ       (BX)(BX*2), R9
+	MOVQ       CX, R11
+	LEAQ       (R11)(R9*1), R12
+	LEAQ       (R12)(R9*1), R13
+	LEAQ       (R13)(R9*1), R14
+	MOVQ       DX, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	MOVQ       64(AX), R9
+	MOVQ       (AX), R10
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	SUBQ       $0x04, R10
+	JLT        rest
 
 four:
 	VMOVUPS.Z    (R9), K1, Z10
@@ -1710,7 +1820,7 @@ store:
 	RET
 
 // func gemmAVX512x11x16(args *gemmArgs)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·gemmAVX512x11x16(SB), NOSPLIT, $0-8
 	MOVQ  args+0(FP), AX
 	MOVQ  16(AX), CX
@@ -1726,26 +1836,48 @@ TEXT ·gemmAVX512x11x16(SB), NOSPLIT, $0-8
 	KMOVW 160(AX), K1
 
 tile:
-	LEAQ   (BX)(BX*2), R9
-	MOVQ   CX, R11
-	LEAQ   (R11)(R9*1), R12
-	LEAQ   (R12)(R9*1), R13
-	LEAQ   (R13)(R9*1), R14
-	MOVQ   64(AX), R9
-	MOVQ   (AX), R10
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	SUBQ   $0x04, R10
-	JLT    rest
+	LEAQ       (BX)(BX*2), R9
+	MOVQ       CX, R11
+	LEAQ       (R11)(R9*1), R12
+	LEAQ       (R12)(R9*1), R13
+	LEAQ       (R13)(R9*1), R14
+	MOVQ       DX, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	MOVQ       64(AX), R9
+	MOVQ       (AX), R10
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	VPXORD     Z10, Z10, Z10
+	SUBQ       $0x04, R10
+	JLT        rest
 
 four:
 	VMOVUPS.Z    (R9), K1, Z11
@@ -1985,7 +2117,7 @@ store:
 	RET
 
 // func gemmAVX512x12x16(args *gemmArgs)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·gemmAVX512x12x16(SB), NOSPLIT, $0-8
 	MOVQ  args+0(FP), AX
 	MOVQ  16(AX), CX
@@ -2001,27 +2133,51 @@ TEXT ·gemmAVX512x12x16(SB), NOSPLIT, $0-8
 	KMOVW 160(AX), K1
 
 tile:
-	LEAQ   (BX)(BX*2), R9
-	MOVQ   CX, R11
-	LEAQ   (R11)(R9*1), R12
-	LEAQ   (R12)(R9*1), R13
-	LEAQ   (R13)(R9*1), R14
-	MOVQ   64(AX), R9
-	MOVQ   (AX), R10
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	SUBQ   $0x04, R10
-	JLT    rest
+	LEAQ       (BX)(BX*2), R9
+	MOVQ       CX, R11
+	LEAQ       (R11)(R9*1), R12
+	LEAQ       (R12)(R9*1), R13
+	LEAQ       (R13)(R9*1), R14
+	MOVQ       DX, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	MOVQ       64(AX), R9
+	MOVQ       (AX), R10
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
+	SUBQ       $0x04, R10
+	JLT        rest
 
 four:
 	VMOVUPS.Z    (R9), K1, Z12
@@ -2277,7 +2433,7 @@ store:
 	RET
 
 // func gemmAVX512x1x32(args *gemmArgs)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·gemmAVX512x1x32(SB), NOSPLIT, $0-8
 	MOVQ  args+0(FP), AX
 	MOVQ  16(AX), CX
@@ -2293,14 +2449,17 @@ TEXT ·gemmAVX512x1x32(SB), NOSPLIT, $0-8
 	KMOVW 160(AX), K1
 
 tile:
-	LEAQ   (BX)(BX*2), R9
-	MOVQ   CX, R11
-	MOVQ   64(AX), R9
-	MOVQ   (AX), R10
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	SUBQ   $0x04, R10
-	JLT    rest
+	LEAQ       (BX)(BX*2), R9
+	MOVQ       CX, R11
+	MOVQ       DX, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	MOVQ       64(AX), R9
+	MOVQ       (AX), R10
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	SUBQ       $0x04, R10
+	JLT        rest
 
 four:
 	VMOVUPS      (R9), Z2
@@ -2380,7 +2539,7 @@ store:
 	RET
 
 // func gemmAVX512x2x32(args *gemmArgs)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·gemmAVX512x2x32(SB), NOSPLIT, $0-8
 	MOVQ  args+0(FP), AX
 	MOVQ  16(AX), CX
@@ -2396,16 +2555,22 @@ TEXT ·gemmAVX512x2x32(SB), NOSPLIT, $0-8
 	KMOVW 160(AX), K1
 
 tile:
-	LEAQ   (BX)(BX*2), R9
-	MOVQ   CX, R11
-	MOVQ   64(AX), R9
-	MOVQ   (AX), R10
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	SUBQ   $0x04, R10
-	JLT    rest
+	LEAQ       (BX)(BX*2), R9
+	MOVQ       CX, R11
+	MOVQ       DX, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	MOVQ       64(AX), R9
+	MOVQ       (AX), R10
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	SUBQ       $0x04, R10
+	JLT        rest
 
 four:
 	VMOVUPS      (R9), Z4
@@ -2510,7 +2675,7 @@ store:
 	RET
 
 // func gemmAVX512x3x32(args *gemmArgs)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·gemmAVX512x3x32(SB), NOSPLIT, $0-8
 	MOVQ  args+0(FP), AX
 	MOVQ  16(AX), CX
@@ -2526,18 +2691,27 @@ TEXT ·gemmAVX512x3x32(SB), NOSPLIT, $0-8
 	KMOVW 160(AX), K1
 
 tile:
-	LEAQ   (BX)(BX*2), R9
-	MOVQ   CX, R11
-	MOVQ   64(AX), R9
-	MOVQ   (AX), R10
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	SUBQ   $0x04, R10
-	JLT    rest
+	LEAQ       (BX)(BX*2), R9
+	MOVQ       CX, R11
+	MOVQ       DX, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	MOVQ       64(AX), R9
+	MOVQ       (AX), R10
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	SUBQ       $0x04, R10
+	JLT        rest
 
 four:
 	VMOVUPS      (R9), Z6
@@ -2667,7 +2841,7 @@ store:
 	RET
 
 // func gemmAVX512x4x32(args *gemmArgs)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·gemmAVX512x4x32(SB), NOSPLIT, $0-8
 	MOVQ  args+0(FP), AX
 	MOVQ  16(AX), CX
@@ -2683,21 +2857,33 @@ TEXT ·gemmAVX512x4x32(SB), NOSPLIT, $0-8
 	KMOVW 160(AX), K1
 
 tile:
-	LEAQ   (BX)(BX*2), R9
-	MOVQ   CX, R11
-	LEAQ   (R11)(R9*1), R12
-	MOVQ   64(AX), R9
-	MOVQ   (AX), R10
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	SUBQ   $0x04, R10
-	JLT    rest
+	LEAQ       (BX)(BX*2), R9
+	MOVQ       CX, R11
+	LEAQ       (R11)(R9*1), R12
+	MOVQ       DX, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	MOVQ       64(AX), R9
+	MOVQ       (AX), R10
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	SUBQ       $0x04, R10
+	JLT        rest
 
 four:
 	VMOVUPS      (R9), Z8
@@ -2857,7 +3043,7 @@ store:
 	RET
 
 // func gemmAVX512x5x32(args *gemmArgs)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·gemmAVX512x5x32(SB), NOSPLIT, $0-8
 	MOVQ  args+0(FP), AX
 	MOVQ  16(AX), CX
@@ -2873,23 +3059,38 @@ TEXT ·gemmAVX512x5x32(SB), NOSPLIT, $0-8
 	KMOVW 160(AX), K1
 
 tile:
-	LEAQ   (BX)(BX*2), R9
-	MOVQ   CX, R11
-	LEAQ   (R11)(R9*1), R12
-	MOVQ   64(AX), R9
-	MOVQ   (AX), R10
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	SUBQ   $0x04, R10
-	JLT    rest
+	LEAQ       (BX)(BX*2), R9
+	MOVQ       CX, R11
+	LEAQ       (R11)(R9*1), R12
+	MOVQ       DX, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	MOVQ       64(AX), R9
+	MOVQ       (AX), R10
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	SUBQ       $0x04, R10
+	JLT        rest
 
 four:
 	VMOVUPS      (R9), Z10
@@ -3074,7 +3275,7 @@ store:
 	RET
 
 // func gemmAVX512x6x32(args *gemmArgs)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·gemmAVX512x6x32(SB), NOSPLIT, $0-8
 	MOVQ  args+0(FP), AX
 	MOVQ  16(AX), CX
@@ -3090,25 +3291,43 @@ TEXT ·gemmAVX512x6x32(SB), NOSPLIT, $0-8
 	KMOVW 160(AX), K1
 
 tile:
-	LEAQ   (BX)(BX*2), R9
-	MOVQ   CX, R11
-	LEAQ   (R11)(R9*1), R12
-	MOVQ   64(AX), R9
-	MOVQ   (AX), R10
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	SUBQ   $0x04, R10
-	JLT    rest
+	LEAQ       (BX)(BX*2), R9
+	MOVQ       CX, R11
+	LEAQ       (R11)(R9*1), R12
+	MOVQ       DX, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	MOVQ       64(AX), R9
+	MOVQ       (AX), R10
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
+	SUBQ       $0x04, R10
+	JLT        rest
 
 four:
 	VMOVUPS      (R9), Z12
@@ -3318,7 +3537,7 @@ store:
 	RET
 
 // func gemmAVX512x7x32(args *gemmArgs)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·gemmAVX512x7x32(SB), NOSPLIT, $0-8
 	MOVQ  args+0(FP), AX
 	MOVQ  16(AX), CX
@@ -3334,28 +3553,49 @@ TEXT ·gemmAVX512x7x32(SB), NOSPLIT, $0-8
 	KMOVW 160(AX), K1
 
 tile:
-	LEAQ   (BX)(BX*2), R9
-	MOVQ   CX, R11
-	LEAQ   (R11)(R9*1), R12
-	LEAQ   (R12)(R9*1), R13
-	MOVQ   64(AX), R9
-	MOVQ   (AX), R10
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	SUBQ   $0x04, R10
-	JLT    rest
+	LEAQ       (BX)(BX*2), R9
+	MOVQ       CX, R11
+	LEAQ       (R11)(R9*1), R12
+	LEAQ       (R12)(R9*1), R13
+	MOVQ       DX, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	MOVQ       64(AX), R9
+	MOVQ       (AX), R10
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
+	VPXORD     Z12, Z12, Z12
+	VPXORD     Z13, Z13, Z13
+	SUBQ       $0x04, R10
+	JLT        rest
 
 four:
 	VMOVUPS      (R9), Z14
@@ -3595,7 +3835,7 @@ store:
 	RET
 
 // func gemmAVX512x8x32(args *gemmArgs)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·gemmAVX512x8x32(SB), NOSPLIT, $0-8
 	MOVQ  args+0(FP), AX
 	MOVQ  16(AX), CX
@@ -3611,30 +3851,54 @@ TEXT ·gemmAVX512x8x32(SB), NOSPLIT, $0-8
 	KMOVW 160(AX), K1
 
 tile:
-	LEAQ   (BX)(BX*2), R9
-	MOVQ   CX, R11
-	LEAQ   (R11)(R9*1), R12
-	LEAQ   (R12)(R9*1), R13
-	MOVQ   64(AX), R9
-	MOVQ   (AX), R10
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	VPXORD Z14, Z14, Z14
-	VPXORD Z15, Z15, Z15
-	SUBQ   $0x04, R10
-	JLT    rest
+	LEAQ       (BX)(BX*2), R9
+	MOVQ       CX, R11
+	LEAQ       (R11)(R9*1), R12
+	LEAQ       (R12)(R9*1), R13
+	MOVQ       DX, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	MOVQ       64(AX), R9
+	MOVQ       (AX), R10
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
+	VPXORD     Z12, Z12, Z12
+	VPXORD     Z13, Z13, Z13
+	VPXORD     Z14, Z14, Z14
+	VPXORD     Z15, Z15, Z15
+	SUBQ       $0x04, R10
+	JLT        rest
 
 four:
 	VMOVUPS      (R9), Z16
@@ -3899,7 +4163,7 @@ store:
 	RET
 
 // func gemmAVX512x9x32(args *gemmArgs)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·gemmAVX512x9x32(SB), NOSPLIT, $0-8
 	MOVQ  args+0(FP), AX
 	MOVQ  16(AX), CX
@@ -3915,32 +4179,59 @@ TEXT ·gemmAVX512x9x32(SB), NOSPLIT, $0-8
 	KMOVW 160(AX), K1
 
 tile:
-	LEAQ   (BX)(BX*2), R9
-	MOVQ   CX, R11
-	LEAQ   (R11)(R9*1), R12
-	LEAQ   (R12)(R9*1), R13
-	MOVQ   64(AX), R9
-	MOVQ   (AX), R10
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	VPXORD Z14, Z14, Z14
-	VPXORD Z15, Z15, Z15
-	VPXORD Z16, Z16, Z16
-	VPXORD Z17, Z17, Z17
-	SUBQ   $0x04, R10
-	JLT    rest
+	LEAQ       (BX)(BX*2), R9
+	MOVQ       CX, R11
+	LEAQ       (R11)(R9*1), R12
+	LEAQ       (R12)(R9*1), R13
+	MOVQ       DX, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	MOVQ       64(AX), R9
+	MOVQ       (AX), R10
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
+	VPXORD     Z12, Z12, Z12
+	VPXORD     Z13, Z13, Z13
+	VPXORD     Z14, Z14, Z14
+	VPXORD     Z15, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPXORD     Z17, Z17, Z17
+	SUBQ       $0x04, R10
+	JLT        rest
 
 four:
 	VMOVUPS      (R9), Z18
@@ -4230,7 +4521,7 @@ store:
 	RET
 
 // func gemmAVX512x10x32(args *gemmArgs)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·gemmAVX512x10x32(SB), NOSPLIT, $0-8
 	MOVQ  args+0(FP), AX
 	MOVQ  16(AX), CX
@@ -4246,35 +4537,65 @@ TEXT ·gemmAVX512x10x32(SB), NOSPLIT, $0-8
 	KMOVW 160(AX), K1
 
 tile:
-	LEAQ   (BX)(BX*2), R9
-	MOVQ   CX, R11
-	LEAQ   (R11)(R9*1), R12
-	LEAQ   (R12)(R9*1), R13
-	LEAQ   (R13)(R9*1), R14
-	MOVQ   64(AX), R9
-	MOVQ   (AX), R10
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	VPXORD Z14, Z14, Z14
-	VPXORD Z15, Z15, Z15
-	VPXORD Z16, Z16, Z16
-	VPXORD Z17, Z17, Z17
-	VPXORD Z18, Z18, Z18
-	VPXORD Z19, Z19, Z19
-	SUBQ   $0x04, R10
-	JLT    rest
+	LEAQ       (BX)(BX*2), R9
+	MOVQ       CX, R11
+	LEAQ       (R11)(R9*1), R12
+	LEAQ       (R12)(R9*1), R13
+	LEAQ       (R13)(R9*1), R14
+	MOVQ       DX, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	MOVQ       64(AX), R9
+	MOVQ       (AX), R10
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
+	VPXORD     Z12, Z12, Z12
+	VPXORD     Z13, Z13, Z13
+	VPXORD     Z14, Z14, Z14
+	VPXORD     Z15, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPXORD     Z17, Z17, Z17
+	VPXORD     Z18, Z18, Z18
+	VPXORD     Z19, Z19, Z19
+	SUBQ       $0x04, R10
+	JLT        rest
 
 four:
 	VMOVUPS      (R9), Z20
@@ -4594,7 +4915,7 @@ store:
 	RET
 
 // func gemmAVX512x11x32(args *gemmArgs)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·gemmAVX512x11x32(SB), NOSPLIT, $0-8
 	MOVQ  args+0(FP), AX
 	MOVQ  16(AX), CX
@@ -4610,37 +4931,70 @@ TEXT ·gemmAVX512x11x32(SB), NOSPLIT, $0-8
 	KMOVW 160(AX), K1
 
 tile:
-	LEAQ   (BX)(BX*2), R9
-	MOVQ   CX, R11
-	LEAQ   (R11)(R9*1), R12
-	LEAQ   (R12)(R9*1), R13
-	LEAQ   (R13)(R9*1), R14
-	MOVQ   64(AX), R9
-	MOVQ   (AX), R10
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	VPXORD Z14, Z14, Z14
-	VPXORD Z15, Z15, Z15
-	VPXORD Z16, Z16, Z16
-	VPXORD Z17, Z17, Z17
-	VPXORD Z18, Z18, Z18
-	VPXORD Z19, Z19, Z19
-	VPXORD Z20, Z20, Z20
-	VPXORD Z21, Z21, Z21
-	SUBQ   $0x04, R10
-	JLT    rest
+	LEAQ       (BX)(BX*2), R9
+	MOVQ       CX, R11
+	LEAQ       (R11)(R9*1), R12
+	LEAQ       (R12)(R9*1), R13
+	LEAQ       (R13)(R9*1), R14
+	MOVQ       DX, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	MOVQ       64(AX), R9
+	MOVQ       (AX), R10
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
+	VPXORD     Z12, Z12, Z12
+	VPXORD     Z13, Z13, Z13
+	VPXORD     Z14, Z14, Z14
+	VPXORD     Z15, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPXORD     Z17, Z17, Z17
+	VPXORD     Z18, Z18, Z18
+	VPXORD     Z19, Z19, Z19
+	VPXORD     Z20, Z20, Z20
+	VPXORD     Z21, Z21, Z21
+	SUBQ       $0x04, R10
+	JLT        rest
 
 four:
 	VMOVUPS      (R9), Z22
@@ -4985,7 +5339,7 @@ store:
 	RET
 
 // func gemmAVX512x12x32(args *gemmArgs)
-// Requires: AVX, AVX512F
+// Requires: AVX, AVX512F, MMX+
 TEXT ·gemmAVX512x12x32(SB), NOSPLIT, $0-8
 	MOVQ  args+0(FP), AX
 	MOVQ  16(AX), CX
@@ -5001,39 +5355,75 @@ TEXT ·gemmAVX512x12x32(SB), NOSPLIT, $0-8
 	KMOVW 160(AX), K1
 
 tile:
-	LEAQ   (BX)(BX*2), R9
-	MOVQ   CX, R11
-	LEAQ   (R11)(R9*1), R12
-	LEAQ   (R12)(R9*1), R13
-	LEAQ   (R13)(R9*1), R14
-	MOVQ   64(AX), R9
-	MOVQ   (AX), R10
-	VPXORD Z0, Z0, Z0
-	VPXORD Z1, Z1, Z1
-	VPXORD Z2, Z2, Z2
-	VPXORD Z3, Z3, Z3
-	VPXORD Z4, Z4, Z4
-	VPXORD Z5, Z5, Z5
-	VPXORD Z6, Z6, Z6
-	VPXORD Z7, Z7, Z7
-	VPXORD Z8, Z8, Z8
-	VPXORD Z9, Z9, Z9
-	VPXORD Z10, Z10, Z10
-	VPXORD Z11, Z11, Z11
-	VPXORD Z12, Z12, Z12
-	VPXORD Z13, Z13, Z13
-	VPXORD Z14, Z14, Z14
-	VPXORD Z15, Z15, Z15
-	VPXORD Z16, Z16, Z16
-	VPXORD Z17, Z17, Z17
-	VPXORD Z18, Z18, Z18
-	VPXORD Z19, Z19, Z19
-	VPXORD Z20, Z20, Z20
-	VPXORD Z21, Z21, Z21
-	VPXORD Z22, Z22, Z22
-	VPXORD Z23, Z23, Z23
-	SUBQ   $0x04, R10
-	JLT    rest
+	LEAQ       (BX)(BX*2), R9
+	MOVQ       CX, R11
+	LEAQ       (R11)(R9*1), R12
+	LEAQ       (R12)(R9*1), R13
+	LEAQ       (R13)(R9*1), R14
+	MOVQ       DX, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	ADDQ       R8, R9
+	PREFETCHT0 (R9)
+	PREFETCHT0 64(R9)
+	MOVQ       64(AX), R9
+	MOVQ       (AX), R10
+	VPXORD     Z0, Z0, Z0
+	VPXORD     Z1, Z1, Z1
+	VPXORD     Z2, Z2, Z2
+	VPXORD     Z3, Z3, Z3
+	VPXORD     Z4, Z4, Z4
+	VPXORD     Z5, Z5, Z5
+	VPXORD     Z6, Z6, Z6
+	VPXORD     Z7, Z7, Z7
+	VPXORD     Z8, Z8, Z8
+	VPXORD     Z9, Z9, Z9
+	VPXORD     Z10, Z10, Z10
+	VPXORD     Z11, Z11, Z11
+	VPXORD     Z12, Z12, Z12
+	VPXORD     Z13, Z13, Z13
+	VPXORD     Z14, Z14, Z14
+	VPXORD     Z15, Z15, Z15
+	VPXORD     Z16, Z16, Z16
+	VPXORD     Z17, Z17, Z17
+	VPXORD     Z18, Z18, Z18
+	VPXORD     Z19, Z19, Z19
+	VPXORD     Z20, Z20, Z20
+	VPXORD     Z21, Z21, Z21
+	VPXORD     Z22, Z22, Z22
+	VPXORD     Z23, Z23, Z23
+	SUBQ       $0x04, R10
+	JLT        rest
 
 four:
 	VMOVUPS      (R9), Z24

@@ -1,14 +1,38 @@
 package simd
 
-// packsA tells whether a copy of the block of A pays. Rows are read in place:
-// each is a stream of its own. A transposed A is not: the elements of a tile
-// would use a part of a cache line for each step along k.
-func (r *gemmRun) packsA() bool {
-	return r.CsA != 1 && r.N > 2*r.gemmTable.cols && r.depth > 1
+// Whether an operand is copied first depends on its strides. A tile reads a few
+// rows of A side by side, or short pieces of a few hundred, if A is transposed;
+// either is as fast as a copy until the pieces lie a page apart: then they share
+// cache sets and each needs a page-table entry of its own.
+const (
+	packStride   = 1024 // elements: a page
+	packColsFrom = 128  // of B, for the copy of A to pay
+	packRowsFrom = 24   // of A, for the copy of a panel of B to pay
+	rowPad       = 16   // elements between copied rows, so that they don't share sets
+)
+
+// tileByTile marks the layout of packTiles.
+const tileByTile = -1
+
+// prepareA copies the block of A, if that pays, and tells where it is.
+func (r *gemmRun) prepareA() {
+	switch {
+	case r.N < packColsFrom || max(r.RsA, r.CsA) < packStride:
+		r.aData, r.aRs, r.aCs = r.A[min(len(r.A), r.i*r.RsA+r.p*r.CsA):], r.RsA, r.CsA
+	case r.CsA == 1:
+		r.aData, r.aRs, r.aCs = r.w.packA, r.depth+rowPad, 1
+		for i := range r.rows {
+			copy(r.aData[i*r.aRs:][:r.depth], r.A[(r.i+i)*r.RsA+r.p:])
+		}
+	default:
+		r.aData, r.aRs, r.aCs = r.w.packA, 1, tileByTile
+		r.packTiles()
+	}
 }
 
-// packA brings the block of A into tiles, k by k.
-func (r *gemmRun) packA() {
+// packTiles brings the block of A into tiles, k by k: rows of a tile are one
+// element apart, columns as many as the tile has rows.
+func (r *gemmRun) packTiles() {
 	for _, s := range r.split {
 		for t := range s.tiles {
 			row := s.row + t*s.rows
@@ -32,9 +56,6 @@ func (r *gemmRun) packsB() bool {
 	}
 	return r.CsB != 1 || r.cols < r.width && !r.masked || r.rows > packRowsFrom
 }
-
-// packRowsFrom is the number of rows of A from which a panel of B is copied.
-const packRowsFrom = 24
 
 // packB brings the panel of B into rows of width. Columns past the end become
 // zero: their products are dropped, but stale values there could be slow ones.

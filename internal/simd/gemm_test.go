@@ -152,21 +152,30 @@ func TestGemmMatchesReference(t *testing.T) {
 	})
 }
 
-// Sizes beyond a cache block: an error in the cutting of K or M shows here.
+// Sizes beyond a cache block and strides beyond a page: an error in the cutting
+// of K or M, or in the copies of A that such strides call for, shows here.
 func TestGemmBlocks(t *testing.T) {
+	shapes := []struct{ m, n, k, gap int }{
+		{blockRows + 5, 33, 7, 0}, {5, 17, 2*blockDepth + 1, 0}, {2 * blockRows, 40, blockDepth + 3, 0},
+		{1, 1, 1000, 0}, {1000, 1, 1, 0}, {65, packColsFrom, 30, packStride}, {blockRows + 1, packColsFrom + 1, 260, packStride},
+	}
 	everyISA(t, func(t *testing.T, k *Kernels) {
 		w := k.NewWorkspace()
 		r := rand.New(rand.NewPCG(1, 2))
-		for _, s := range [][3]int{{blockRows + 5, 33, 7}, {5, 17, 2*blockDepth + 1}, {2 * blockRows, 40, blockDepth + 3}, {1, 1, 1000}, {1000, 1, 1}} {
-			for _, transA := range []bool{false, true} {
-				m, n, d := s[0], s[1], s[2]
-				c := gemmCase{g: Gemm{M: m, N: n, K: d, RsA: d, CsA: 1, RsB: n, CsB: 1, LdC: n, Bias: random(r, n)}}
-				if transA {
-					c.g.RsA, c.g.CsA = 1, m
+		for _, s := range shapes {
+			for trans := range 3 { // A as it is, transposed, with gaps both ways
+				c := gemmCase{g: Gemm{M: s.m, N: s.n, K: s.k, RsA: s.k + s.gap, CsA: 1, RsB: s.n, CsB: 1, LdC: s.n}}
+				g := &c.g
+				switch trans {
+				case 1:
+					g.RsA, g.CsA = 1, s.m+s.gap
+				case 2:
+					g.RsA, g.CsA = 2*(s.k+s.gap), 2
 				}
-				c.g.A, c.g.B, c.g.C = random(r, m*d), random(r, d*n), random(r, m*n)
-				c.guard = c.g.C
-				k.Gemm(w, &c.g)
+				g.A = random(r, (s.m-1)*g.RsA+(s.k-1)*g.CsA+1)
+				g.B, g.C, g.Bias = random(r, s.k*s.n), random(r, s.m*s.n), random(r, s.n)
+				c.guard = g.C
+				k.Gemm(w, g)
 				c.check(t)
 			}
 		}
@@ -208,7 +217,7 @@ func TestGemmRefusesShortSlices(t *testing.T) {
 	for name, f := range map[string]func(*Gemm){
 		"A": func(g *Gemm) { g.A = g.A[1:] }, "B": func(g *Gemm) { g.B = g.B[1:] },
 		"C": func(g *Gemm) { g.C = g.C[1:] }, "bias": func(g *Gemm) { g.Bias = make([]float32, 3) },
-		"stride": func(g *Gemm) { g.RsA = -1 }, "size": func(g *Gemm) { g.K = -1 },
+		"stride": func(g *Gemm) { g.RsA = -1 }, "rows of C": func(g *Gemm) { g.LdC = 3 }, "size": func(g *Gemm) { g.K = -1 },
 	} {
 		g := good
 		f(&g)
@@ -246,7 +255,7 @@ var gemmShapes = []struct {
 	{512, 128, 384, "NN"}, {512, 128, 512, "NN"}, {512, 512, 128, "NN"}, {512, 128, 128, "NN"},
 	{512, 384, 128, "NT"}, {512, 128, 512, "NT"}, {512, 128, 256, "NT"},
 	{128, 512, 384, "TN"}, {128, 512, 512, "TN"}, {512, 512, 128, "TN"}, {256, 512, 128, "TN"},
-	{512, 384, 1152, "NN"}, {512, 1536, 384, "NN"}, {384, 512, 1536, "TN"}, {512, 384, 65, "NT"}, {65, 512, 384, "TN"},
+	{512, 384, 1152, "NN"}, {512, 1536, 384, "NN"}, {384, 512, 1536, "TN"}, {1536, 512, 384, "TN"}, {512, 384, 65, "NT"}, {65, 512, 384, "TN"},
 	{64, 32, 64, "NT"}, {64, 64, 32, "NN"}, {64, 64, 32, "TN"}, {16, 32, 16, "NT"},
 }
 

@@ -3,7 +3,7 @@
 #include "textflag.h"
 
 // func copyRows6(dst *float32, src *float32, n int, stride int)
-// Requires: AVX
+// Requires: AVX, MMX+
 TEXT ·copyRows6(SB), NOSPLIT, $0-32
 	MOVQ dst+0(FP), AX
 	MOVQ src+8(FP), CX
@@ -12,19 +12,20 @@ TEXT ·copyRows6(SB), NOSPLIT, $0-32
 	SHLQ $0x02, BX
 
 row:
-	VMOVUPS (CX), X0
-	VMOVUPS X0, (AX)
-	VMOVSD  16(CX), X0
-	VMOVSD  X0, 16(AX)
-	ADDQ    BX, CX
-	ADDQ    $0x00000018, AX
-	DECQ    DX
-	JNZ     row
+	PREFETCHT1 24(CX)
+	VMOVUPS    (CX), X0
+	VMOVUPS    X0, (AX)
+	VMOVSD     16(CX), X0
+	VMOVSD     X0, 16(AX)
+	ADDQ       BX, CX
+	ADDQ       $0x00000018, AX
+	DECQ       DX
+	JNZ        row
 	VZEROUPPER
 	RET
 
 // func copyRows8(dst *float32, src *float32, n int, stride int)
-// Requires: AVX
+// Requires: AVX, MMX+
 TEXT ·copyRows8(SB), NOSPLIT, $0-32
 	MOVQ dst+0(FP), AX
 	MOVQ src+8(FP), CX
@@ -33,17 +34,18 @@ TEXT ·copyRows8(SB), NOSPLIT, $0-32
 	SHLQ $0x02, BX
 
 row:
-	VMOVUPS (CX), Y0
-	VMOVUPS Y0, (AX)
-	ADDQ    BX, CX
-	ADDQ    $0x00000020, AX
-	DECQ    DX
-	JNZ     row
+	PREFETCHT1 32(CX)
+	VMOVUPS    (CX), Y0
+	VMOVUPS    Y0, (AX)
+	ADDQ       BX, CX
+	ADDQ       $0x00000020, AX
+	DECQ       DX
+	JNZ        row
 	VZEROUPPER
 	RET
 
 // func copyRows12(dst *float32, src *float32, n int, stride int)
-// Requires: AVX
+// Requires: AVX, MMX+
 TEXT ·copyRows12(SB), NOSPLIT, $0-32
 	MOVQ dst+0(FP), AX
 	MOVQ src+8(FP), CX
@@ -52,21 +54,22 @@ TEXT ·copyRows12(SB), NOSPLIT, $0-32
 	SHLQ $0x02, BX
 
 row:
-	VMOVUPS (CX), X0
-	VMOVUPS X0, (AX)
-	VMOVUPS 16(CX), X0
-	VMOVUPS X0, 16(AX)
-	VMOVUPS 32(CX), X0
-	VMOVUPS X0, 32(AX)
-	ADDQ    BX, CX
-	ADDQ    $0x00000030, AX
-	DECQ    DX
-	JNZ     row
+	PREFETCHT1 48(CX)
+	VMOVUPS    (CX), X0
+	VMOVUPS    X0, (AX)
+	VMOVUPS    16(CX), X0
+	VMOVUPS    X0, 16(AX)
+	VMOVUPS    32(CX), X0
+	VMOVUPS    X0, 32(AX)
+	ADDQ       BX, CX
+	ADDQ       $0x00000030, AX
+	DECQ       DX
+	JNZ        row
 	VZEROUPPER
 	RET
 
 // func copyRows16(dst *float32, src *float32, n int, stride int)
-// Requires: AVX
+// Requires: AVX, MMX+
 TEXT ·copyRows16(SB), NOSPLIT, $0-32
 	MOVQ dst+0(FP), AX
 	MOVQ src+8(FP), CX
@@ -75,19 +78,20 @@ TEXT ·copyRows16(SB), NOSPLIT, $0-32
 	SHLQ $0x02, BX
 
 row:
-	VMOVUPS (CX), Y0
-	VMOVUPS Y0, (AX)
-	VMOVUPS 32(CX), Y0
-	VMOVUPS Y0, 32(AX)
-	ADDQ    BX, CX
-	ADDQ    $0x00000040, AX
-	DECQ    DX
-	JNZ     row
+	PREFETCHT1 64(CX)
+	VMOVUPS    (CX), Y0
+	VMOVUPS    Y0, (AX)
+	VMOVUPS    32(CX), Y0
+	VMOVUPS    Y0, 32(AX)
+	ADDQ       BX, CX
+	ADDQ       $0x00000040, AX
+	DECQ       DX
+	JNZ        row
 	VZEROUPPER
 	RET
 
 // func copyRows32(dst *float32, src *float32, n int, stride int)
-// Requires: AVX
+// Requires: AVX, MMX+
 TEXT ·copyRows32(SB), NOSPLIT, $0-32
 	MOVQ dst+0(FP), AX
 	MOVQ src+8(FP), CX
@@ -96,18 +100,20 @@ TEXT ·copyRows32(SB), NOSPLIT, $0-32
 	SHLQ $0x02, BX
 
 row:
-	VMOVUPS (CX), Y0
-	VMOVUPS Y0, (AX)
-	VMOVUPS 32(CX), Y0
-	VMOVUPS Y0, 32(AX)
-	VMOVUPS 64(CX), Y0
-	VMOVUPS Y0, 64(AX)
-	VMOVUPS 96(CX), Y0
-	VMOVUPS Y0, 96(AX)
-	ADDQ    BX, CX
-	ADDQ    $0x00000080, AX
-	DECQ    DX
-	JNZ     row
+	PREFETCHT1 128(CX)
+	PREFETCHT1 192(CX)
+	VMOVUPS    (CX), Y0
+	VMOVUPS    Y0, (AX)
+	VMOVUPS    32(CX), Y0
+	VMOVUPS    Y0, 32(AX)
+	VMOVUPS    64(CX), Y0
+	VMOVUPS    Y0, 64(AX)
+	VMOVUPS    96(CX), Y0
+	VMOVUPS    Y0, 96(AX)
+	ADDQ       BX, CX
+	ADDQ       $0x00000080, AX
+	DECQ       DX
+	JNZ        row
 	VZEROUPPER
 	RET
 

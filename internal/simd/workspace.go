@@ -13,7 +13,7 @@ type Workspace struct {
 func (k *Kernels) NewWorkspace() *Workspace {
 	// One allocation: the buffers stay aligned to cache lines, since the Go
 	// allocator puts large objects on page boundaries.
-	sizes := [...]int{blockRows * blockDepth, blockDepth * k.gemm.cols, blockRows * k.gemm.cols}
+	sizes := [...]int{blockRows * (blockDepth + rowPad), blockDepth * k.gemm.cols, blockRows * k.gemm.cols}
 	total := 0
 	for _, n := range sizes {
 		total += n

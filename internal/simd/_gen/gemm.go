@@ -127,6 +127,17 @@ func (t *tile) start() {
 	for i := 1; i < len(t.aPtr); i++ {
 		t.LEAQ(Mem{Base: t.aPtr[i-1], Index: step, Scale: 1}, t.aPtr[i])
 	}
+	// The old C, or the lines to write, arrive while the sum is built.
+	row := t.GP64()
+	t.MOVQ(t.cPtr, row)
+	for i := range t.rows {
+		if i > 0 {
+			t.ADDQ(t.ldC, row)
+		}
+		for off := 0; off < 4*t.lanes*t.vecs; off += 64 {
+			t.PREFETCHT0(Mem{Base: row, Disp: off})
+		}
+	}
 	t.MOVQ(t.arg(argB), t.bPtr)
 	t.MOVQ(t.arg(argK), t.cnt)
 	t.acc = make([][]reg.VecVirtual, t.rows)

@@ -26,6 +26,11 @@ func copyRows(c *build.Context, width int) {
 	n, stride := c.Load(c.Param("n"), c.GP64()), c.Load(c.Param("stride"), c.GP64())
 	c.SHLQ(U8(2), stride)
 	c.Label("row")
+	// The next panel lies beside this one, out of reach of hardware prefetchers,
+	// which stop at pages.
+	for off := 0; off < 4*width; off += 64 {
+		c.PREFETCHT1(Mem{Base: src, Disp: 4*width + off})
+	}
 	for off := 0; off < width; {
 		from, to := Mem{Base: src, Disp: 4 * off}, Mem{Base: dst, Disp: 4 * off}
 		switch left := width - off; {
