@@ -17,8 +17,8 @@ import (
 // draft's parameters. It uses no stock operation of gorgonia.
 func differentiate(t require.TestingT, d *draft, y *gorgonia.Node) (r *gorgonia.Node, grads gorgonia.Nodes) {
 	if y.Dims() == 0 {
-		one := map[tensor.Dtype]any{tensor.Float32: float32(1), tensor.Float64: 1.0}[d.dt]
-		r = gorgonia.NewScalar(d.g, d.dt, gorgonia.WithName("r"), gorgonia.WithValue(one))
+		weight := map[tensor.Dtype]any{tensor.Float32: float32(-1.75), tensor.Float64: -1.75}[d.dt]
+		r = gorgonia.NewScalar(d.g, d.dt, gorgonia.WithName("r"), gorgonia.WithValue(weight))
 	} else {
 		r = d.input("r", y.Shape()...)
 	}

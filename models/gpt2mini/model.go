@@ -32,7 +32,15 @@ type Model struct {
 	Loss       *gorgonia.Node // mean cross entropy of the targets that aren't ignored, a scalar
 
 	params map[string]*gorgonia.Node
+	inputs map[*gorgonia.Node]input
 	salt   int64 // of the next dropout
+}
+
+// input is an integer input's memory. It is kept because to ask a tensor for
+// its data allocates.
+type input struct {
+	value *tensor.Dense
+	data  []int
 }
 
 // New builds the graph. Parameters are zero until Init or CopyParams; so are
@@ -41,7 +49,7 @@ func New(c Config) (*Model, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
-	m := &Model{Config: c, Graph: gorgonia.NewGraph(), params: map[string]*gorgonia.Node{}}
+	m := &Model{Config: c, Graph: gorgonia.NewGraph(), params: map[string]*gorgonia.Node{}, inputs: map[*gorgonia.Node]input{}}
 	n := c.Batch * c.Seq
 	m.Tokens, m.Targets = m.ints("tokens", n), m.ints("targets", n)
 	if c.Dropout > 0 {
@@ -60,8 +68,11 @@ func New(c Config) (*Model, error) {
 }
 
 func (m *Model) ints(name string, n int) *gorgonia.Node {
-	v := tensor.New(tensor.Of(tensor.Int), tensor.WithShape(n))
-	return gorgonia.NewVector(m.Graph, tensor.Int, gorgonia.WithShape(n), gorgonia.WithName(name), gorgonia.WithValue(v))
+	data := make([]int, n)
+	v := tensor.New(tensor.WithShape(n), tensor.WithBacking(data))
+	node := gorgonia.NewVector(m.Graph, tensor.Int, gorgonia.WithShape(n), gorgonia.WithName(name), gorgonia.WithValue(v))
+	m.inputs[node] = input{v, data}
+	return node
 }
 
 func (m *Model) build() (err error) {

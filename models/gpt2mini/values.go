@@ -20,7 +20,7 @@ const initStd = 0.02
 // N(0, 0.02²), the projections into the residual stream from N(0, 0.02²/(2·Layers)),
 // biases 0, gains 1. A parameter's values are a pure function of the seed, its
 // name and its size; those of float64 models are float32 values too.
-func (m *Model) Init(seed int64) error {
+func (m *Model) Init(seed uint64) error {
 	for i, p := range m.Config.Params() {
 		draw := initializer(seed, p.Name, m.Config.Layers)
 		if err := fill(m.Params[i], func(int) float64 { return draw() }); err != nil {
@@ -30,7 +30,7 @@ func (m *Model) Init(seed int64) error {
 	return nil
 }
 
-func initializer(seed int64, name string, layers int) func() float64 {
+func initializer(seed uint64, name string, layers int) func() float64 {
 	norm := strings.Contains(name, "ln_")
 	switch {
 	case strings.HasSuffix(name, ".bias"):
@@ -44,7 +44,7 @@ func initializer(seed int64, name string, layers int) func() float64 {
 	}
 	h := fnv.New64a()
 	h.Write([]byte(name))
-	rng := rand.New(rand.NewPCG(uint64(seed), h.Sum64()))
+	rng := rand.New(rand.NewPCG(seed, h.Sum64()))
 	return func() float64 { return float64(float32(rng.NormFloat64() * std)) }
 }
 
@@ -126,8 +126,14 @@ func (m *Model) SetBatch(tokens, targets []int) error {
 			return fmt.Errorf("gpt2mini: target %d at sequence %d, position %d lies outside [%d, %d)", t, i/m.Config.Seq, i%m.Config.Seq, nn.Ignore, m.Config.Vocab)
 		}
 	}
-	copy(data(m.Tokens).([]int), tokens)
-	dst := data(m.Targets).([]int)
+	dst, err := m.memory(m.Tokens)
+	if err != nil {
+		return err
+	}
+	copy(dst, tokens)
+	if dst, err = m.memory(m.Targets); err != nil {
+		return err
+	}
 	if targets == nil {
 		for i := range dst {
 			dst[i] = nn.Ignore
@@ -137,11 +143,29 @@ func (m *Model) SetBatch(tokens, targets []int) error {
 	return nil
 }
 
+// memory is where an input's elements are. It binds the model's own tensor
+// again if another was bound meanwhile.
+func (m *Model) memory(n *gorgonia.Node) ([]int, error) {
+	in := m.inputs[n]
+	if n.Value() != gorgonia.Value(in.value) {
+		if err := gorgonia.Let(n, in.value); err != nil {
+			return nil, fmt.Errorf("gpt2mini: input %q: %w", n.Name(), err)
+		}
+	}
+	return in.data, nil
+}
+
 // SetDropoutKey chooses the masks of the next step: the index of the batch's
 // first sequence within the global batch makes them independent of how the
 // batch is spread over ranks. Without dropout it does nothing.
-func (m *Model) SetDropoutKey(seed int64, step, firstSample int) {
-	if m.DropoutKey != nil {
-		copy(data(m.DropoutKey).([]int), []int{int(seed), step, firstSample})
+func (m *Model) SetDropoutKey(seed int64, step, firstSample int) error {
+	if m.DropoutKey == nil {
+		return nil
 	}
+	key, err := m.memory(m.DropoutKey)
+	if err != nil {
+		return err
+	}
+	key[0], key[1], key[2] = int(seed), step, firstSample
+	return nil
 }
