@@ -148,6 +148,28 @@ func TestNoSecretOnlyOnLoopback(t *testing.T) {
 	require.NoError(t, errors.Join(cerr, serr))
 }
 
+type ends struct {
+	net.Conn
+	l, r string
+}
+
+func (e ends) LocalAddr() net.Addr  { return &net.TCPAddr{IP: net.ParseIP(e.l), Port: 1} }
+func (e ends) RemoteAddr() net.Addr { return &net.TCPAddr{IP: net.ParseIP(e.r), Port: 2} }
+
+// Without it a job on one machine would need a secret when it meets at the
+// machine's own name, or one on two machines would need none.
+func TestLoopback(t *testing.T) {
+	for _, tc := range []struct {
+		l, r string
+		want bool
+	}{
+		{"127.0.0.1", "127.0.0.1", true}, {"127.0.0.1", "127.0.1.1", true}, {"::1", "::1", true},
+		{"10.0.0.1", "10.0.0.1", true}, {"10.0.0.1", "10.0.0.2", false}, {"10.0.0.1", "127.0.0.1", false}, {"", "", false},
+	} {
+		require.Equal(t, tc.want, Loopback(ends{nil, tc.l, tc.r}), tc)
+	}
+}
+
 // Without it the secret would land in logs, errors and JSON files.
 func TestSecretIsRedacted(t *testing.T) {
 	s := Secret("hunter2")

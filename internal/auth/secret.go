@@ -46,10 +46,18 @@ func (s Secret) LogValue() slog.Value { return slog.StringValue(s.String()) }
 // MarshalText keeps the value out of JSON and the like.
 func (s Secret) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
-// Loopback says whether both ends of c are on this machine's loopback
-// interface (or c is not a network socket that leaves the machine), the only
-// place where a job may go without a secret.
-func Loopback(c net.Conn) bool { return loopback(c.LocalAddr()) && loopback(c.RemoteAddr()) }
+// Loopback says whether both ends of c are on this machine, the only place
+// where a job may go without a secret: a loopback address, one and the same
+// address at both ends (which the kernel routes inside), or no network at all.
+func Loopback(c net.Conn) bool {
+	l, r := c.LocalAddr(), c.RemoteAddr()
+	if a, ok := l.(*net.TCPAddr); ok {
+		if b, ok := r.(*net.TCPAddr); ok && len(a.IP) > 0 && a.IP.Equal(b.IP) {
+			return true
+		}
+	}
+	return loopback(l) && loopback(r)
+}
 
 func loopback(a net.Addr) bool {
 	switch a := a.(type) {
