@@ -6,6 +6,7 @@ import (
 
 	"github.com/tandem-go/tandem/device"
 	"github.com/tandem-go/tandem/dtype"
+	"github.com/tandem-go/tandem/internal/simd"
 )
 
 // moveChunk is the piece in bytes in which memory is copied and filled.
@@ -44,9 +45,9 @@ type fillProgram struct {
 	dst     []byte
 }
 
-func compileFill(_ *Device, op device.Op) (program, error) {
+func compileFill(d *Device, op device.Op) (program, error) {
 	t := op.Out[0].Type
-	f := &fillProgram{pattern: encode(t, op.Attr.Alpha), zero: true}
+	f := &fillProgram{pattern: encode(d.simd, t, op.Attr.Alpha), zero: true}
 	for _, b := range f.pattern {
 		f.zero = f.zero && b == 0
 	}
@@ -74,17 +75,20 @@ func (f *fillProgram) part(_, i int) {
 
 // encode is v as one element of type t, little endian. Integers saturate, and
 // are 0 for NaN.
-func encode(t dtype.Type, v float32) []byte {
+func encode(k *simd.Kernels, t dtype.Type, v float32) []byte {
 	var u uint64
+	half := make([]uint16, 1)
 	switch t {
 	case dtype.Float32:
 		u = uint64(math.Float32bits(v))
 	case dtype.Float64:
 		u = math.Float64bits(float64(v))
 	case dtype.Float16:
-		u = uint64(float16bits(v))
+		k.F32ToF16(half, []float32{v})
+		u = uint64(half[0])
 	case dtype.BFloat16:
-		u = uint64(bfloat16bits(v))
+		k.F32ToBF16(half, []float32{v})
+		u = uint64(half[0])
 	case dtype.Int32:
 		u = uint64(uint32(int32(saturate(v, math.MinInt32, math.MaxInt32))))
 	case dtype.Int64:
@@ -109,31 +113,4 @@ func saturate(v float32, lo, hi int64) int64 {
 		return hi
 	}
 	return int64(v)
-}
-
-// bfloat16bits rounds to nearest, ties to even.
-func bfloat16bits(v float32) uint16 {
-	b := math.Float32bits(v)
-	if v != v {
-		return uint16(b>>16) | 0x40
-	}
-	return uint16((b + 0x7fff + b>>16&1) >> 16)
-}
-
-// float16bits rounds to nearest, ties to even; what is too large becomes
-// infinite and what is too small denormal or zero.
-func float16bits(v float32) uint16 {
-	b := math.Float32bits(v)
-	sign := uint16(b >> 16 & 0x8000)
-	abs := b & 0x7fffffff
-	switch {
-	case abs > 0x7f800000:
-		return sign | 0x7e00
-	case abs >= 0x477ff000: // rounds to 65536 or more
-		return sign | 0x7c00
-	case abs >= 0x38800000: // normal: rebias the exponent by 112, drop 13 bits
-		return sign | uint16((abs-112<<23+0xfff+abs>>13&1)>>13)
-	}
-	// Denormal: a multiple of 2^-24.
-	return sign | uint16(math.RoundToEven(float64(math.Float32frombits(abs))*(1<<24)))
 }
