@@ -16,11 +16,23 @@ type Gemm struct {
 	LdC        int
 	Accumulate bool      // add to C; otherwise what C held is never read
 	Bias       []float32 // N elements that are added to each row, or nil
+	shape      triangle
 }
+
+// triangle says which part of a square matrix matters, to halve the work of
+// causal attention. M is at most blockDepth, so that it is one block.
+type triangle uint8
+
+const (
+	full   triangle = iota
+	lowerA          // A[i,k] is zero for k > i; M = K
+	upperA          // A[i,k] is zero for k < i; M = K
+	lowerC          // C[i,j] is wanted for j ≤ i only, the rest may be anything; M = N
+)
 
 // gemmArgs is what a micro-kernel gets. It multiplies Tiles tiles of rows, one
 // below the other, by one panel of B. Strides count elements. The assembly
-// knows the offsets (_gen/gemm.go); Tiles is counted down.
+// knows the offsets (_gen/gemm.go), counts tiles down and moves b and k on.
 type gemmArgs struct {
 	k, tiles   int
 	a          []float32
@@ -33,6 +45,8 @@ type gemmArgs struct {
 	bias       []float32
 	accumulate int // 1 or 0
 	mask       int // the columns of the last vector that exist, one bit each
+	tileB      int // from one tile's first row of B to the next one's
+	tileK      int // added to k after each tile
 }
 
 // gemmTable holds the matrix micro-kernels of one instruction set.
@@ -111,18 +125,24 @@ type gemmRun struct {
 	aData          []float32 // the block of A, see prepareA
 	aRs, aCs       int       // its strides; aCs tileByTile: packed
 	j, cols, width int       // the panel: columns [j, j+cols), computed width at a time
+	top            int       // the first row of the block that the panel needs
 	wide           int       // index of the kernels of that width
 }
 
 // block multiplies one block of A by all panels of B.
 func (r *gemmRun) block() {
 	r.split = splitRows(r.rows, r.gemmTable.rows)
+	r.top = 0
 	r.prepareA()
 	for r.j = 0; r.j < r.N; r.j += r.gemmTable.cols {
 		r.cols = min(r.gemmTable.cols, r.N-r.j)
 		r.wide, r.width = 0, r.gemmTable.cols
 		if r.cols <= r.narrow {
 			r.wide, r.width = 1, r.narrow
+		}
+		if r.shape == lowerC {
+			r.top = min(r.rows, max(0, r.j-r.i))
+			r.split = splitRows(r.rows-r.top, r.gemmTable.rows)
 		}
 		r.panel()
 	}
@@ -131,7 +151,6 @@ func (r *gemmRun) block() {
 // panel multiplies the block of A by one panel of B.
 func (r *gemmRun) panel() {
 	a := &r.w.args
-	a.k = r.depth
 	a.mask = 1<<(r.cols-r.width+min(r.width, 16)) - 1
 	if r.packsB() {
 		r.packB()
@@ -148,24 +167,22 @@ func (r *gemmRun) panel() {
 	if r.Bias != nil && first {
 		a.bias = r.Bias[r.j:]
 	}
-	a.c, a.ldC = r.C[r.i*r.LdC+r.j:], r.LdC
+	c := r.C[(r.i+r.top)*r.LdC+r.j:]
 	if r.cols == r.width || r.masked {
-		r.tiles()
+		r.tiles(c, r.LdC)
 		return
 	}
-	bias := a.bias
-	accumulate := a.accumulate != 0
+	bias, accumulate := a.bias, a.accumulate != 0
 	a.bias, a.accumulate = nil, 0
-	a.c, a.ldC = r.w.tail, r.width
-	r.tiles()
-	r.merge(bias, accumulate)
+	r.tiles(r.w.tail, r.width)
+	r.merge(c, bias, accumulate)
 }
 
 // merge moves the columns that exist from the scratch tiles to C.
-func (r *gemmRun) merge(bias []float32, accumulate bool) {
-	for i := range r.rows {
+func (r *gemmRun) merge(c, bias []float32, accumulate bool) {
+	for i := range r.rows - r.top {
 		from := r.w.tail[i*r.width:][:r.cols]
-		to := r.C[(r.i+i)*r.LdC+r.j:][:r.cols]
+		to := c[i*r.LdC:][:r.cols]
 		for j, v := range from {
 			if bias != nil {
 				v += bias[j]
@@ -178,25 +195,33 @@ func (r *gemmRun) merge(bias []float32, accumulate bool) {
 	}
 }
 
-// tiles runs the kernels down the rows of the block.
-func (r *gemmRun) tiles() {
+// tiles runs the kernels down the rows of the block, from top on.
+func (r *gemmRun) tiles(c []float32, ldC int) {
 	a := &r.w.args
-	c, ldC := a.c, a.ldC
-	kernels := r.kernels[r.wide]
+	b := a.b
 	for _, s := range r.split {
 		if s.tiles == 0 {
 			continue
 		}
-		a.tiles = s.tiles
-		a.c = c[s.row*ldC:]
+		a.tiles, a.k, a.tileK, a.tileB = s.tiles, r.depth, 0, 0
+		a.b, a.c, a.ldC = b, c[s.row*ldC:], ldC
+		row := r.top + s.row
 		if r.aCs == tileByTile {
-			a.a = r.aData[s.row*r.depth:]
+			a.a = r.aData[row*r.depth:]
 			a.rsA, a.csA, a.tileA = 1, s.rows, s.rows*r.depth
 		} else {
-			a.a = r.aData[min(len(r.aData), s.row*r.aRs):]
+			a.a = r.aData[min(len(r.aData), row*r.aRs):]
 			a.rsA, a.csA, a.tileA = r.aRs, r.aCs, s.rows*r.aRs
 		}
-		kernels[s.rows-1](a)
+		switch r.shape {
+		case lowerA: // a tile ends at its last row's diagonal
+			a.k, a.tileK = row+s.rows, s.rows
+		case upperA: // a tile begins at its first row's diagonal
+			a.k, a.tileK = r.depth-row, -s.rows
+			a.a, a.tileA = a.a[row*a.csA:], a.tileA+s.rows*a.csA
+			a.b, a.tileB = b[row*a.rsB:], s.rows*a.rsB
+		}
+		r.kernels[r.wide][s.rows-1](a)
 	}
 }
 

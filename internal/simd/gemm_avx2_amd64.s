@@ -85,6 +85,11 @@ store:
 	ADDQ    R8, DX
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
+	MOVQ    168(AX), R9
+	SHLQ    $0x02, R9
+	ADDQ    R9, 64(AX)
+	MOVQ    176(AX), R9
+	ADDQ    R9, (AX)
 	DECQ    8(AX)
 	JNZ     tile
 	VZEROUPPER
@@ -192,6 +197,11 @@ store:
 	ADDQ    R8, DX
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
+	MOVQ    168(AX), R9
+	SHLQ    $0x02, R9
+	ADDQ    R9, 64(AX)
+	MOVQ    176(AX), R9
+	ADDQ    R9, (AX)
 	DECQ    8(AX)
 	JNZ     tile
 	VZEROUPPER
@@ -318,6 +328,11 @@ store:
 	ADDQ    R8, DX
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
+	MOVQ    168(AX), R9
+	SHLQ    $0x02, R9
+	ADDQ    R9, 64(AX)
+	MOVQ    176(AX), R9
+	ADDQ    R9, (AX)
 	DECQ    8(AX)
 	JNZ     tile
 	VZEROUPPER
@@ -469,6 +484,11 @@ store:
 	ADDQ    R8, DX
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
+	MOVQ    168(AX), R9
+	SHLQ    $0x02, R9
+	ADDQ    R9, 64(AX)
+	MOVQ    176(AX), R9
+	ADDQ    R9, (AX)
 	DECQ    8(AX)
 	JNZ     tile
 	VZEROUPPER
@@ -639,6 +659,11 @@ store:
 	ADDQ    R8, DX
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
+	MOVQ    168(AX), R9
+	SHLQ    $0x02, R9
+	ADDQ    R9, 64(AX)
+	MOVQ    176(AX), R9
+	ADDQ    R9, (AX)
 	DECQ    8(AX)
 	JNZ     tile
 	VZEROUPPER
@@ -828,6 +853,11 @@ store:
 	ADDQ    R8, DX
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
+	MOVQ    168(AX), R9
+	SHLQ    $0x02, R9
+	ADDQ    R9, 64(AX)
+	MOVQ    176(AX), R9
+	ADDQ    R9, (AX)
 	DECQ    8(AX)
 	JNZ     tile
 	VZEROUPPER
@@ -932,6 +962,11 @@ store:
 	ADDQ    R8, DX
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
+	MOVQ    168(AX), R9
+	SHLQ    $0x02, R9
+	ADDQ    R9, 64(AX)
+	MOVQ    176(AX), R9
+	ADDQ    R9, (AX)
 	DECQ    8(AX)
 	JNZ     tile
 	VZEROUPPER
@@ -1065,6 +1100,11 @@ store:
 	ADDQ    R8, DX
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
+	MOVQ    168(AX), R9
+	SHLQ    $0x02, R9
+	ADDQ    R9, 64(AX)
+	MOVQ    176(AX), R9
+	ADDQ    R9, (AX)
 	DECQ    8(AX)
 	JNZ     tile
 	VZEROUPPER
@@ -1227,6 +1267,11 @@ store:
 	ADDQ    R8, DX
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
+	MOVQ    168(AX), R9
+	SHLQ    $0x02, R9
+	ADDQ    R9, 64(AX)
+	MOVQ    176(AX), R9
+	ADDQ    R9, (AX)
 	DECQ    8(AX)
 	JNZ     tile
 	VZEROUPPER
@@ -1424,6 +1469,11 @@ store:
 	ADDQ    R8, DX
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
+	MOVQ    168(AX), R9
+	SHLQ    $0x02, R9
+	ADDQ    R9, 64(AX)
+	MOVQ    176(AX), R9
+	ADDQ    R9, (AX)
 	DECQ    8(AX)
 	JNZ     tile
 	VZEROUPPER
@@ -1650,6 +1700,11 @@ store:
 	ADDQ    R8, DX
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
+	MOVQ    168(AX), R9
+	SHLQ    $0x02, R9
+	ADDQ    R9, 64(AX)
+	MOVQ    176(AX), R9
+	ADDQ    R9, (AX)
 	DECQ    8(AX)
 	JNZ     tile
 	VZEROUPPER
@@ -1905,6 +1960,11 @@ store:
 	ADDQ    R8, DX
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
+	MOVQ    168(AX), R9
+	SHLQ    $0x02, R9
+	ADDQ    R9, 64(AX)
+	MOVQ    176(AX), R9
+	ADDQ    R9, (AX)
 	DECQ    8(AX)
 	JNZ     tile
 	VZEROUPPER

@@ -86,6 +86,11 @@ store:
 	ADDQ    R8, DX
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
+	MOVQ    168(AX), R9
+	SHLQ    $0x02, R9
+	ADDQ    R9, 64(AX)
+	MOVQ    176(AX), R9
+	ADDQ    R9, (AX)
 	DECQ    8(AX)
 	JNZ     tile
 	VZEROUPPER
@@ -194,6 +199,11 @@ store:
 	ADDQ    R8, DX
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
+	MOVQ    168(AX), R9
+	SHLQ    $0x02, R9
+	ADDQ    R9, 64(AX)
+	MOVQ    176(AX), R9
+	ADDQ    R9, (AX)
 	DECQ    8(AX)
 	JNZ     tile
 	VZEROUPPER
@@ -321,6 +331,11 @@ store:
 	ADDQ    R8, DX
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
+	MOVQ    168(AX), R9
+	SHLQ    $0x02, R9
+	ADDQ    R9, 64(AX)
+	MOVQ    176(AX), R9
+	ADDQ    R9, (AX)
 	DECQ    8(AX)
 	JNZ     tile
 	VZEROUPPER
@@ -473,6 +488,11 @@ store:
 	ADDQ    R8, DX
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
+	MOVQ    168(AX), R9
+	SHLQ    $0x02, R9
+	ADDQ    R9, 64(AX)
+	MOVQ    176(AX), R9
+	ADDQ    R9, (AX)
 	DECQ    8(AX)
 	JNZ     tile
 	VZEROUPPER
@@ -644,6 +664,11 @@ store:
 	ADDQ    R8, DX
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
+	MOVQ    168(AX), R9
+	SHLQ    $0x02, R9
+	ADDQ    R9, 64(AX)
+	MOVQ    176(AX), R9
+	ADDQ    R9, (AX)
 	DECQ    8(AX)
 	JNZ     tile
 	VZEROUPPER
@@ -834,6 +859,11 @@ store:
 	ADDQ    R8, DX
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
+	MOVQ    168(AX), R9
+	SHLQ    $0x02, R9
+	ADDQ    R9, 64(AX)
+	MOVQ    176(AX), R9
+	ADDQ    R9, (AX)
 	DECQ    8(AX)
 	JNZ     tile
 	VZEROUPPER
@@ -1049,6 +1079,11 @@ store:
 	ADDQ    R8, DX
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
+	MOVQ    168(AX), R9
+	SHLQ    $0x02, R9
+	ADDQ    R9, 64(AX)
+	MOVQ    176(AX), R9
+	ADDQ    R9, (AX)
 	DECQ    8(AX)
 	JNZ     tile
 	VZEROUPPER
@@ -1283,6 +1318,11 @@ store:
 	ADDQ    R8, DX
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
+	MOVQ    168(AX), R9
+	SHLQ    $0x02, R9
+	ADDQ    R9, 64(AX)
+	MOVQ    176(AX), R9
+	ADDQ    R9, (AX)
 	DECQ    8(AX)
 	JNZ     tile
 	VZEROUPPER
@@ -1536,6 +1576,11 @@ store:
 	ADDQ    R8, DX
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
+	MOVQ    168(AX), R9
+	SHLQ    $0x02, R9
+	ADDQ    R9, 64(AX)
+	MOVQ    176(AX), R9
+	ADDQ    R9, (AX)
 	DECQ    8(AX)
 	JNZ     tile
 	VZEROUPPER
@@ -1814,6 +1859,11 @@ store:
 	ADDQ    R8, DX
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
+	MOVQ    168(AX), R9
+	SHLQ    $0x02, R9
+	ADDQ    R9, 64(AX)
+	MOVQ    176(AX), R9
+	ADDQ    R9, (AX)
 	DECQ    8(AX)
 	JNZ     tile
 	VZEROUPPER
@@ -2111,6 +2161,11 @@ store:
 	ADDQ    R8, DX
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
+	MOVQ    168(AX), R9
+	SHLQ    $0x02, R9
+	ADDQ    R9, 64(AX)
+	MOVQ    176(AX), R9
+	ADDQ    R9, (AX)
 	DECQ    8(AX)
 	JNZ     tile
 	VZEROUPPER
@@ -2427,6 +2482,11 @@ store:
 	ADDQ    R8, DX
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
+	MOVQ    168(AX), R9
+	SHLQ    $0x02, R9
+	ADDQ    R9, 64(AX)
+	MOVQ    176(AX), R9
+	ADDQ    R9, (AX)
 	DECQ    8(AX)
 	JNZ     tile
 	VZEROUPPER
@@ -2533,6 +2593,11 @@ store:
 	ADDQ    R8, DX
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
+	MOVQ    168(AX), R9
+	SHLQ    $0x02, R9
+	ADDQ    R9, 64(AX)
+	MOVQ    176(AX), R9
+	ADDQ    R9, (AX)
 	DECQ    8(AX)
 	JNZ     tile
 	VZEROUPPER
@@ -2669,6 +2734,11 @@ store:
 	ADDQ    R8, DX
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
+	MOVQ    168(AX), R9
+	SHLQ    $0x02, R9
+	ADDQ    R9, 64(AX)
+	MOVQ    176(AX), R9
+	ADDQ    R9, (AX)
 	DECQ    8(AX)
 	JNZ     tile
 	VZEROUPPER
@@ -2835,6 +2905,11 @@ store:
 	ADDQ    R8, DX
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
+	MOVQ    168(AX), R9
+	SHLQ    $0x02, R9
+	ADDQ    R9, 64(AX)
+	MOVQ    176(AX), R9
+	ADDQ    R9, (AX)
 	DECQ    8(AX)
 	JNZ     tile
 	VZEROUPPER
@@ -3037,6 +3112,11 @@ store:
 	ADDQ    R8, DX
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
+	MOVQ    168(AX), R9
+	SHLQ    $0x02, R9
+	ADDQ    R9, 64(AX)
+	MOVQ    176(AX), R9
+	ADDQ    R9, (AX)
 	DECQ    8(AX)
 	JNZ     tile
 	VZEROUPPER
@@ -3269,6 +3349,11 @@ store:
 	ADDQ    R8, DX
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
+	MOVQ    168(AX), R9
+	SHLQ    $0x02, R9
+	ADDQ    R9, 64(AX)
+	MOVQ    176(AX), R9
+	ADDQ    R9, (AX)
 	DECQ    8(AX)
 	JNZ     tile
 	VZEROUPPER
@@ -3531,6 +3616,11 @@ store:
 	ADDQ    R8, DX
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
+	MOVQ    168(AX), R9
+	SHLQ    $0x02, R9
+	ADDQ    R9, 64(AX)
+	MOVQ    176(AX), R9
+	ADDQ    R9, (AX)
 	DECQ    8(AX)
 	JNZ     tile
 	VZEROUPPER
@@ -3829,6 +3919,11 @@ store:
 	ADDQ    R8, DX
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
+	MOVQ    168(AX), R9
+	SHLQ    $0x02, R9
+	ADDQ    R9, 64(AX)
+	MOVQ    176(AX), R9
+	ADDQ    R9, (AX)
 	DECQ    8(AX)
 	JNZ     tile
 	VZEROUPPER
@@ -4157,6 +4252,11 @@ store:
 	ADDQ    R8, DX
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
+	MOVQ    168(AX), R9
+	SHLQ    $0x02, R9
+	ADDQ    R9, 64(AX)
+	MOVQ    176(AX), R9
+	ADDQ    R9, (AX)
 	DECQ    8(AX)
 	JNZ     tile
 	VZEROUPPER
@@ -4515,6 +4615,11 @@ store:
 	ADDQ    R8, DX
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
+	MOVQ    168(AX), R9
+	SHLQ    $0x02, R9
+	ADDQ    R9, 64(AX)
+	MOVQ    176(AX), R9
+	ADDQ    R9, (AX)
 	DECQ    8(AX)
 	JNZ     tile
 	VZEROUPPER
@@ -4909,6 +5014,11 @@ store:
 	ADDQ    R8, DX
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
+	MOVQ    168(AX), R9
+	SHLQ    $0x02, R9
+	ADDQ    R9, 64(AX)
+	MOVQ    176(AX), R9
+	ADDQ    R9, (AX)
 	DECQ    8(AX)
 	JNZ     tile
 	VZEROUPPER
@@ -5333,6 +5443,11 @@ store:
 	ADDQ    R8, DX
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
+	MOVQ    168(AX), R9
+	SHLQ    $0x02, R9
+	ADDQ    R9, 64(AX)
+	MOVQ    176(AX), R9
+	ADDQ    R9, (AX)
 	DECQ    8(AX)
 	JNZ     tile
 	VZEROUPPER
@@ -5787,6 +5902,11 @@ store:
 	ADDQ    R8, DX
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
+	MOVQ    168(AX), R9
+	SHLQ    $0x02, R9
+	ADDQ    R9, 64(AX)
+	MOVQ    176(AX), R9
+	ADDQ    R9, (AX)
 	DECQ    8(AX)
 	JNZ     tile
 	VZEROUPPER

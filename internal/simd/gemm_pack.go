@@ -17,7 +17,7 @@ const tileByTile = -1
 // prepareA copies the block of A, if that pays, and tells where it is.
 func (r *gemmRun) prepareA() {
 	switch {
-	case r.N < packColsFrom || max(r.RsA, r.CsA) < packStride:
+	case r.N < packColsFrom || max(r.RsA, r.CsA) < packStride || r.shape != full:
 		r.aData, r.aRs, r.aCs = r.A[min(len(r.A), r.i*r.RsA+r.p*r.CsA):], r.RsA, r.CsA
 	case r.CsA == 1:
 		r.aData, r.aRs, r.aCs = r.w.packA, r.depth+rowPad, 1

@@ -32,6 +32,7 @@ func portableTiles(g *gemmArgs, rows int) {
 		for i := range rows {
 			portableStore(g, c[i*g.ldC:], &sum[i])
 		}
+		g.k, g.b = g.k+g.tileK, g.b[min(len(g.b), g.tileB):]
 	}
 }
 

@@ -41,7 +41,8 @@ func TestGemmArgsOffsets(t *testing.T) {
 		"b": {unsafe.Offsetof(g.b), 64}, "rsB": {unsafe.Offsetof(g.rsB), 88},
 		"c": {unsafe.Offsetof(g.c), 96}, "ldC": {unsafe.Offsetof(g.ldC), 120},
 		"bias": {unsafe.Offsetof(g.bias), 128}, "accumulate": {unsafe.Offsetof(g.accumulate), 152},
-		"mask": {unsafe.Offsetof(g.mask), 160},
+		"mask":  {unsafe.Offsetof(g.mask), 160},
+		"tileB": {unsafe.Offsetof(g.tileB), 168}, "tileK": {unsafe.Offsetof(g.tileK), 176},
 	}
 	for name, o := range offsets {
 		if unsafe.Sizeof(uintptr(0)) == 8 && o[0] != o[1] {
@@ -179,6 +180,57 @@ func TestGemmBlocks(t *testing.T) {
 				c.check(t)
 			}
 		}
+	})
+}
+
+// The triangular products of attention: what lies beyond the diagonal must not
+// count, whatever it holds farther away than a tile.
+func TestGemmTriangles(t *testing.T) {
+	everyISA(t, func(t *testing.T, k *Kernels) {
+		w := k.NewWorkspace()
+		rapid.Check(t, func(t *rapid.T) {
+			m, n := rapid.IntRange(1, 140).Draw(t, "m"), rapid.IntRange(1, 40).Draw(t, "n")
+			shape := rapid.SampledFrom([]triangle{lowerA, upperA, lowerC}).Draw(t, "shape")
+			r := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 1))
+			g := Gemm{M: m, N: n, K: m, shape: shape, RsA: m, CsA: 1, RsB: n, CsB: 1, LdC: n}
+			if shape == lowerC {
+				g.K, g.N, g.RsA, g.RsB, g.CsB, g.LdC = n, m, n, 1, n, m
+			}
+			if shape == upperA {
+				g.RsA, g.CsA = 1, m
+			}
+			g.A, g.B, g.C = random(r, m*g.K), random(r, g.K*g.N), random(r, m*g.N)
+			for i := range m {
+				for j := range g.K {
+					beyond := map[triangle]int{lowerA: j - i, upperA: i - j}[shape]
+					switch {
+					case beyond >= 16:
+						g.A[i*g.RsA+j*g.CsA] = float32(math.NaN())
+					case beyond > 0:
+						g.A[i*g.RsA+j*g.CsA] = 0
+					}
+				}
+			}
+			k.Gemm(w, &g)
+			for i := range m {
+				for j := range g.N {
+					var sum, scale float64
+					for p := range g.K {
+						if a := float64(g.A[i*g.RsA+p*g.CsA]); a == a {
+							x := a * float64(g.B[p*g.RsB+j*g.CsB])
+							sum, scale = sum+x, scale+math.Abs(x)
+						}
+					}
+					got := float64(g.C[i*g.LdC+j])
+					if shape == lowerC && j > i {
+						continue
+					}
+					if !(math.Abs(got-sum) <= 1e-5*scale+1e-6) {
+						t.Fatalf("shape %d: C[%d,%d] = %v, want %v", shape, i, j, got, sum)
+					}
+				}
+			}
+		})
 	})
 }
 

@@ -26,6 +26,8 @@ const (
 	argBias       = 128
 	argAccumulate = 152
 	argMask       = 160
+	argTileB      = 168
+	argTileK      = 176
 )
 
 // rowGroup is how many rows of A one pointer serves: (p), (p)(rs*1), (p)(rs*2).
@@ -110,9 +112,14 @@ func (t *tile) generate(name string) {
 	t.start()
 	t.loop()
 	t.epilogue()
-	tileA := t.GP64()
-	t.MOVQ(t.arg(argTileA), tileA)
-	t.LEAQ(Mem{Base: t.base, Index: tileA, Scale: 4}, t.base)
+	step := t.GP64()
+	t.MOVQ(t.arg(argTileA), step)
+	t.LEAQ(Mem{Base: t.base, Index: step, Scale: 4}, t.base)
+	t.MOVQ(t.arg(argTileB), step)
+	t.SHLQ(U8(2), step)
+	t.ADDQ(step, t.arg(argB))
+	t.MOVQ(t.arg(argTileK), step)
+	t.ADDQ(step, t.arg(argK))
 	t.DECQ(t.arg(argTiles))
 	t.JNZ(LabelRef("tile"))
 	t.VZEROUPPER()
