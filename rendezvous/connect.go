@@ -58,6 +58,7 @@ type Conn struct {
 	base   Store
 	server *Server
 	linger time.Duration
+	log    *slog.Logger
 }
 
 // Connect reaches the store that e points at, serves it where e says that rank
@@ -69,7 +70,7 @@ func Connect(ctx context.Context, e Env, o *ConnectOptions) (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Conn{linger: opts.Linger}
+	c := &Conn{linger: opts.Linger, log: opts.Logger}
 	if e.WorldSize == 1 {
 		if err := e.Validate(); err != nil {
 			return nil, err
@@ -90,7 +91,7 @@ func Connect(ctx context.Context, e Env, o *ConnectOptions) (*Conn, error) {
 		// Whoever waits for the same verdict gets it before the host leaves.
 		leave, cancel := afterwards(ctx)
 		defer cancel()
-		return nil, errors.Join(err, c.close(leave, false))
+		return nil, errors.Join(err, c.close(leave))
 	}
 	return c, nil
 }
@@ -155,16 +156,15 @@ func checkHost(ctx context.Context, e Env, o ConnectOptions) (loopback bool, err
 func (c *Conn) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), c.linger)
 	defer cancel()
-	return c.close(ctx, true)
+	return c.close(ctx)
 }
 
-func (c *Conn) close(ctx context.Context, report bool) error {
+func (c *Conn) close(ctx context.Context) error {
 	if c.server == nil {
 		return c.base.Close()
 	}
-	err := c.server.Drain(ctx)
-	if !report {
-		err = nil
+	if err := c.server.Drain(ctx); err != nil {
+		c.log.Warn("leaving although others still use the store", "err", err)
 	}
-	return errors.Join(err, c.server.Close())
+	return c.server.Close()
 }
