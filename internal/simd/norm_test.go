@@ -77,8 +77,8 @@ func TestLayerNorm(t *testing.T) {
 			mean, rstd := guarded[float32](c.rows, 0), guarded[float32](c.rows, 4)
 			k.LayerNorm(y.s, x.s, gamma.s, beta.s, mean.s, rstd.s, c.rows, c.d, c.eps)
 			tol := 4e-6
-			for _, s := range c.rstd {
-				tol = max(tol, 4e-6*s)
+			for i, s := range c.rstd { // the mean is rounded, and rstd magnifies that
+				tol = max(tol, 4e-6*s, 5e-7*math.Abs(c.mean[i])*s)
 			}
 			requireClose(r, "mean", mean.s, c.mean, 1e-6)
 			requireClose(r, "rstd", rstd.s, c.rstd, tol)

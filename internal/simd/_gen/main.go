@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/mmcloughlin/avo/attr"
 	"github.com/mmcloughlin/avo/build"
@@ -27,6 +28,7 @@ var families = []family{
 	{"gemm_avx2", gemmAVX2},
 	{"gemm_avx512", gemmAVX512},
 	{"pack", pack},
+	{"attention", bothWidths(vecAttention)},
 }
 
 func main() {
@@ -34,7 +36,7 @@ func main() {
 	flags := flag.NewFlagSet("gen", flag.ExitOnError)
 	out := flags.String("out", "..", "folder of package simd")
 	_ = flags.Parse(os.Args[1:]) // exits on an error
-	for _, f := range families {
+	for _, f := range slices.Concat(families, vecFamilies) {
 		if err := write(*out, f); err != nil {
 			fmt.Fprintln(os.Stderr, "gen:", err)
 			os.Exit(1)
