@@ -74,6 +74,10 @@ func (p *Plan) check(loss *gorgonia.Node) error {
 			return fmt.Errorf("engine: parameter %s is the result of an op, not an input", nodeName(n))
 		}
 	}
+	if mend(loss.Graph()) && !p.opts.ForwardOnly && len(p.nodes) > 0 && p.nodes[0].Deriv() != nil {
+		return errors.New("engine: gorgonia removed a node of this graph, as it does for log(1-x), and gorgonia.Grad " +
+			"may then have mixed nodes up: leave the gradients to Compile")
+	}
 	gr, err := collect(loss, p.nodes, p.opts.Outputs)
 	if err != nil {
 		return err

@@ -100,6 +100,26 @@ func collect(loss *gorgonia.Node, params, roots gorgonia.Nodes) (*graph, error) 
 	return gr, nil
 }
 
+// mend clears gorgonia's cache of node positions by id when it has gone stale,
+// and reports that it had. Removing a node, as gorgonia does where it rewrites
+// log(1−x), moves the nodes behind it but not their cached positions: gorgonia
+// then takes one node for another when it sorts and differentiates. The cache is
+// filled again from the nodes themselves.
+func mend(g *gorgonia.ExprGraph) bool {
+	stale := false
+	for _, n := range g.AllNodes() {
+		stale = stale || g.Node(n.ID()) != n
+	}
+	if !stale {
+		return false
+	}
+	cache := reflect.ValueOf(g).Elem().FieldByName("byID")
+	if cache.IsValid() && cache.Type() == reflect.TypeFor[map[int64]int]() {
+		clear(*(*map[int64]int)(cache.Addr().UnsafePointer()))
+	}
+	return true
+}
+
 // statements finds the nodes that are orders to a machine, not results.
 func (gr *graph) statements() error {
 	for _, n := range gr.g.AllNodes() {
@@ -145,8 +165,6 @@ func (gr *graph) ancestors(roots gorgonia.Nodes) (gorgonia.Nodes, error) {
 	for len(stack) > 0 {
 		n := stack[len(stack)-1]
 		stack = stack[:len(stack)-1]
-		// gorgonia caches positions by id and does not renew them when a node is
-		// removed: it then hands out another node's children.
 		if n.Graph() != gr.g || gr.g.Node(n.ID()) != n {
 			return nil, fmt.Errorf("engine: %s is not in the loss's graph", nodeName(n))
 		}

@@ -133,7 +133,7 @@ var graphs = map[string]func(p *problem){
 // that shares memory could give wrong gradients.
 func TestGradientsAgreeWithDifferences(t *testing.T) {
 	d := newDevice(t)
-	for name, build := range graphs {
+	everyGraph(func(name string, build func(p *problem)) {
 		t.Run(name, func(t *testing.T) {
 			p := newProblem(tensor.Float64)
 			build(p)
@@ -141,14 +141,14 @@ func TestGradientsAgreeWithDifferences(t *testing.T) {
 			_, got := r.run()
 			requireClose(t, p, got, differences(t, r, p), 1e-7)
 		})
-	}
+	})
 }
 
 // Without it a float32 kernel, a folded transpose, a view or memory in use
 // twice could give other gradients than the ops' own Do.
 func TestKernelsAgreeWithReference(t *testing.T) {
 	d := newDevice(t)
-	for name, build := range graphs {
+	everyGraph(func(name string, build func(p *problem)) {
 		t.Run(name, func(t *testing.T) {
 			p64, p32 := newProblem(tensor.Float64), newProblem(tensor.Float32)
 			build(p64)
@@ -164,5 +164,5 @@ func TestKernelsAgreeWithReference(t *testing.T) {
 			require.Equal(t, got, again, "poisoned and plain runs differ")
 			require.Equal(t, grads, grads2, "poisoned and plain runs differ")
 		})
-	}
+	})
 }

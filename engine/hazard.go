@@ -16,11 +16,17 @@ var hazards = []struct {
 	name string
 	find func(f *forward, v *value) (problem string, refuse bool)
 }{
-	{"inverse square root", func(f *forward, v *value) (string, bool) {
-		if typeName(v.op) != "gorgonia.elemUnaryOp" || v.op.String() != "invSqrt" || !f.active(v) {
+	{"wrong derivative", func(f *forward, v *value) (string, bool) {
+		if typeName(v.op) != "gorgonia.elemUnaryOp" || !f.active(v) {
 			return "", false
 		}
-		return "gorgonia's gradient of InverseSqrt is wrong; use Inverse of Sqrt", true
+		switch v.op.String() {
+		case "invSqrt":
+			return "gorgonia's gradient of InverseSqrt is wrong; use Inverse of Sqrt", true
+		case "log2":
+			return "gorgonia's gradient of Log2 is wrong; use Log and a factor", true
+		}
+		return "", false
 	}},
 	{"indices of a vector", func(f *forward, v *value) (string, bool) {
 		if typeName(v.op) != "gorgonia.byIndicesOp" || len(v.in[0].t.Shape) != 1 || !f.active(v) {

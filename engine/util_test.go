@@ -102,11 +102,20 @@ func (p *problem) positive(name string, shape ...int) *gorgonia.Node {
 	return n
 }
 
-func (p *problem) input(name string, shape ...int) *gorgonia.Node { return p.node(name, false, shape...) }
+func (p *problem) input(name string, shape ...int) *gorgonia.Node {
+	return p.node(name, false, shape...)
+}
 
 func (p *problem) ints(name string, vals ...int) *gorgonia.Node {
 	return gorgonia.NewVector(p.g, tensor.Int, gorgonia.WithShape(len(vals)), gorgonia.WithName(name),
 		gorgonia.WithValue(tensor.New(tensor.WithShape(len(vals)), tensor.WithBacking(vals))))
+}
+
+func (p *problem) constant(x float64) *gorgonia.Node {
+	if p.dt == tensor.Float64 {
+		return gorgonia.NewConstant(x)
+	}
+	return gorgonia.NewConstant(float32(x))
 }
 
 func must(n *gorgonia.Node, err error) *gorgonia.Node { return gorgonia.Must(n, err) }
