@@ -60,6 +60,8 @@ type Config struct {
 	Device device.Device
 	Comm   comm.Communicator
 	Layout *bucket.Layout
+	// CommStream is the stream for collectives. nil means one of its own.
+	CommStream device.Stream
 	// Grads is the memory of each bucket, of the length that Layout says.
 	Grads []device.Buffer
 	// Agree is called once in a synchronised step, before the first bucket's
@@ -125,11 +127,14 @@ func New(cfg Config) (*Reducer, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	r := &Reducer{cfg: cfg, buckets: make([]state, len(cfg.Layout.Buckets))}
+	r := &Reducer{cfg: cfg, comm: cfg.CommStream, buckets: make([]state, len(cfg.Layout.Buckets))}
 	for _, s := range []struct {
 		stream   *device.Stream
 		priority device.Priority
 	}{{&r.compute, device.Normal}, {&r.comm, device.High}, {&r.update, device.Normal}} {
+		if *s.stream != nil {
+			continue
+		}
 		var err error
 		if *s.stream, err = cfg.Device.NewStream(s.priority); err != nil {
 			return nil, fmt.Errorf("overlap: cannot create a stream: %w", err)
@@ -150,6 +155,9 @@ func (r *Reducer) Compute() device.Stream { return r.compute }
 
 // Comm is the stream that collectives run on.
 func (r *Reducer) Comm() device.Stream { return r.comm }
+
+// UpdateStream is the stream that updates run on.
+func (r *Reducer) UpdateStream() device.Stream { return r.update }
 
 // Begin starts a step. In a synchronised one every bucket is reduced; otherwise
 // gradients stay local and nothing is launched. It waits until the synchronised
@@ -380,7 +388,10 @@ func (r *Reducer) Sync(ctx context.Context) error {
 			return err
 		}
 	}
-	return r.settle(ctx, r.cur)
+	if err := r.FinishPrevious(ctx); err != nil {
+		return err
+	}
+	return r.Finish(ctx)
 }
 
 func (r *Reducer) name(param int) string { return r.cfg.Layout.Params[param].Name }

@@ -1,0 +1,231 @@
+package ddp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+
+	"gorgonia.org/gorgonia"
+
+	"github.com/tandem-go/tandem/bucket"
+	"github.com/tandem-go/tandem/comm"
+	"github.com/tandem-go/tandem/cpu"
+	"github.com/tandem-go/tandem/device"
+	"github.com/tandem-go/tandem/engine"
+	"github.com/tandem-go/tandem/optim"
+	"github.com/tandem-go/tandem/overlap"
+)
+
+// New prepares the graph of loss for data-parallel steps over the ranks of c.
+// It is collective: every rank builds the same graph and calls New. It
+//
+//   - compiles the graph, calling gorgonia.Grad if the caller hasn't;
+//   - lays parameters and gradients out in buckets, compares layouts and options
+//     of all ranks, and names the first parameter that differs;
+//   - moves the parameters to that memory, rebinds their nodes to it, and
+//     broadcasts those of rank 0 to all.
+//
+// An error on one rank is an error on all. c stays the caller's; it must outlive
+// the DDP. Close the DDP to end what it has started.
+func New(ctx context.Context, c comm.Communicator, loss *gorgonia.Node, params gorgonia.Nodes, o *Options) (*DDP, error) {
+	opts, optErr := o.validate()
+	if opts.Timeout <= 0 {
+		return nil, optErr
+	}
+	if _, has := ctx.Deadline(); !has {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, opts.Timeout,
+			fmt.Errorf("ddp: New not done after %v: %w", opts.Timeout, context.DeadlineExceeded))
+		defer cancel()
+	}
+	child, err := c.Split(ctx, 0, c.Rank())
+	if err != nil {
+		return nil, fmt.Errorf("ddp: rank %d: cannot make a communicator of its own: %w", c.Rank(), err)
+	}
+	d := &DDP{opts: opts, comm: child, log: opts.Logger, nodes: params, weight: 1, lr: math.NaN()}
+	d.watch = newWatchdog(child.Abort)
+	if err := d.setUp(ctx, loss, optErr); err != nil {
+		child.Abort(err)
+		d.err = err
+		return nil, errors.Join(fmt.Errorf("ddp: rank %d: %w", c.Rank(), err), d.Close())
+	}
+	d.announce()
+	return d, nil
+}
+
+// setUp is New once there is a communicator; refused is an error to share.
+func (d *DDP) setUp(ctx context.Context, loss *gorgonia.Node, refused error) error {
+	if err := d.openDevice(); err != nil {
+		return err
+	}
+	stream, err := d.dev.NewStream(device.High)
+	if err != nil {
+		return fmt.Errorf("cannot create a stream: %w", err)
+	}
+	if refused == nil {
+		refused = d.compile(loss)
+	}
+	if err := d.consent(ctx, stream, refused); err != nil {
+		return err
+	}
+	if err := d.compareAll(ctx, stream); err != nil {
+		return err
+	}
+	if err := d.allocate(); err != nil {
+		return err
+	}
+	if err := d.wire(stream); err != nil {
+		return err
+	}
+	// Rank 0's parameters are everybody's.
+	if err := d.broadcast(ctx, 0, comm.Tag{Name: "parameters", Bucket: -1}); err != nil {
+		return err
+	}
+	return nil
+}
+
+func (d *DDP) openDevice() (err error) {
+	d.dev = d.opts.Device
+	if d.dev == nil {
+		if d.ownDev, err = cpu.New(&cpu.Options{Logger: d.log}); err != nil {
+			return err
+		}
+		d.dev = d.ownDev
+	}
+	return nil
+}
+
+// compile makes the plan and the layout.
+func (d *DDP) compile(loss *gorgonia.Node) error {
+	if len(d.nodes) == 0 {
+		return errors.New("no parameter to train")
+	}
+	var err error
+	d.plan, err = engine.Compile(d.dev, loss, d.nodes, &engine.Options{Logger: d.log, Outputs: d.opts.Outputs})
+	if err != nil {
+		return err
+	}
+	var ps []bucket.Param
+	for _, p := range d.plan.Params() {
+		ps = append(ps, bucket.Param{Name: p.Name, Shape: p.Shape, Type: p.Type})
+		if !p.Type.Float() {
+			return fmt.Errorf("parameter %q is %v; only floating-point parameters can be averaged", p.Name, p.Type)
+		}
+	}
+	if d.caps, err = d.opts.Caps.Resolve(ps); err != nil {
+		return err
+	}
+	d.layout, err = bucket.Assign(ps, d.plan.Order(), d.opts.Caps)
+	return err
+}
+
+// allocate makes one arena for the parameters and one for the gradients, of one
+// layout, in memory that the communicator reaches without a copy.
+func (d *DDP) allocate() error {
+	for _, a := range []struct{ buckets, each *[]device.Buffer }{{&d.params, &d.paramBufs}, {&d.grads, &d.gradBufs}} {
+		arena, err := d.comm.Alloc(d.layout.Bytes())
+		if err != nil {
+			return fmt.Errorf("cannot allocate %d bytes: %w", d.layout.Bytes(), err)
+		}
+		offset := 0
+		for _, b := range d.layout.Buckets {
+			*a.buckets = append(*a.buckets, arena.Slice(offset, b.Bytes))
+			offset += b.Bytes
+		}
+		for _, s := range d.layout.Slots {
+			*a.each = append(*a.each, (*a.buckets)[s.Bucket].Slice(s.Offset, s.Bytes))
+		}
+	}
+	if err := d.plan.BindParams(d.paramBufs); err != nil {
+		return err
+	}
+	if err := d.plan.BindGrads(d.gradBufs); err != nil {
+		return err
+	}
+	return d.makeValueGrads()
+}
+
+// wire connects plan, reducer and optimizer.
+func (d *DDP) wire(stream device.Stream) error {
+	cfg := overlap.Config{
+		Device: d.dev, Comm: d.comm, Layout: d.layout, CommStream: stream, Grads: d.grads,
+		Agree: d.agree, Prepare: d.prepare, Whole: d.opts.MaxNorm > 0,
+	}
+	var hyper device.Buffer
+	if d.opts.Optimizer != nil {
+		var err error
+		d.opt, err = optim.New(d.opts.Optimizer, optim.Config{
+			Device: d.dev, Layout: d.layout, Params: d.params, Grads: d.grads, MaxNorm: d.opts.MaxNorm,
+		})
+		if err != nil {
+			return err
+		}
+		cfg.Update = d.opt.Update
+		if cfg.Whole {
+			hyper = d.opt.Hyper()
+		}
+	}
+	if d.opts.Norm || cfg.Whole {
+		var err error
+		if d.norm, err = optim.NewNorm(d.dev, d.layout, d.grads, hyper); err != nil {
+			return err
+		}
+		cfg.Reduced = d.norm.Squares
+	}
+	var err error
+	if d.red, err = overlap.New(cfg); err != nil {
+		return err
+	}
+	d.ready = d.red.Ready
+	d.plan.BindHooks(engine.Hooks{Read: d.red.Read, Write: d.red.Write, LastRead: d.red.LastRead})
+	if d.opts.Weighted {
+		if err := d.prepareScaling(); err != nil {
+			return err
+		}
+	}
+	return d.exchanges()
+}
+
+// exchanges prepares the small collectives and the events of a step.
+func (d *DDP) exchanges() (err error) {
+	if d.header, err = newHeader(d.dev, d.comm); err != nil {
+		return err
+	}
+	if d.loss, err = newLossExchange(d.dev, d.comm, d.lossType()); err != nil {
+		return err
+	}
+	for _, e := range []*device.Event{&d.begin, &d.end, &d.clipped} {
+		if *e, err = d.dev.NewEvent(); err != nil {
+			return fmt.Errorf("cannot create an event: %w", err)
+		}
+	}
+	return nil
+}
+
+// broadcast gives all ranks the parameters of rank root, a bucket at a time.
+func (d *DDP) broadcast(ctx context.Context, root int, tag comm.Tag) error {
+	s := d.red.Comm()
+	for k, b := range d.layout.Buckets {
+		tag.Bucket = k
+		if err := d.comm.Broadcast(s, d.params[k], b.Type, root, tag); err != nil {
+			return err
+		}
+	}
+	return s.Sync(ctx)
+}
+
+// announce logs what was decided.
+func (d *DDP) announce() {
+	d.stats.Buckets, d.stats.Bytes = len(d.layout.Buckets), d.layout.Bytes()
+	d.log.Info("ddp: ready", "rank", d.Rank(), "ranks", d.Size(), "parameters", len(d.layout.Params),
+		"buckets", d.stats.Buckets, "bytes", d.stats.Bytes, "device", d.dev.Name())
+	if d.opts.MaxNorm > 0 {
+		d.log.Info("ddp: clipping needs the whole gradient: updates wait for the last bucket", "rank", d.Rank(), "max_norm", d.opts.MaxNorm)
+	}
+	for _, p := range d.plan.Params() {
+		if !p.OwnGrad {
+			d.log.Warn("ddp: the parameter's gradient node is not its own: use ValueGrads, not its Grad()", "rank", d.Rank(), "parameter", p.Name)
+		}
+	}
+}
