@@ -14,6 +14,10 @@ const (
 	tileCols = 32
 )
 
+// balancedSide is how many rows or columns a share has if it isn't the only one
+// of its thread.
+const balancedSide = 192
+
 // smallProduct is the number of multiplications below which a product isn't
 // worth waking another thread: some two microseconds of one.
 const smallProduct = 1 << 17
@@ -82,24 +86,22 @@ func newMatMul(d *Device, op device.Op, count int, a, b, c []int) (*matmulProgra
 	return m, nil
 }
 
-// divide decides on the shares: along the longer side, as many as give every
-// thread one.
+// divide decides on the shares: along the longer side, at least one for each
+// thread. More of them let the others make up for a thread that the system has
+// set aside, but every share packs the other factor again, so small ones cost.
 func (m *matmulProgram) divide(threads int) {
 	g := &m.g
-	want := pieces(threads, max(1, m.count))
-	if g.M*g.N*g.K < smallProduct {
-		want = 1
-	}
 	m.byCols = g.N > g.M
 	side, tile := g.M, tileRows
 	if m.byCols {
 		side, tile = g.N, tileCols
 	}
-	m.share = max(1, pieces(pieces(side, want), tile)) * tile
-	m.shares = pieces(side, m.share)
-	if m.shares <= 1 {
-		m.shares, m.share = 1, side
+	want := 1
+	if threads > 1 && g.M*g.N*g.K >= smallProduct {
+		want = pieces(min(max(threads, m.count*side/balancedSide), 4*threads), max(1, m.count))
 	}
+	m.share = max(1, pieces(pieces(side, want), tile)) * tile
+	m.shares = max(1, pieces(side, m.share))
 }
 
 func (m *matmulProgram) run(p *pool, args [][]byte) error {

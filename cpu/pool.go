@@ -137,21 +137,32 @@ func (p *pool) guarded(t, i int) {
 	p.job.part(t, i)
 }
 
-// join waits until no piece is left.
+// join waits until no piece is left. A worker that was slow to look at joiner
+// after the last piece of an earlier job may wake it early, so it looks again.
 func (p *pool) join() {
+	for p.left.Load() != 0 {
+		if p.spinJoin() {
+			return
+		}
+		p.joiner.Store(true)
+		if p.left.Load() == 0 && p.joiner.CompareAndSwap(true, false) {
+			return
+		}
+		<-p.joined
+	}
+}
+
+// spinJoin reports whether the last piece was done within a short while.
+func (p *pool) spinJoin() bool {
 	for range workerRounds {
 		for range spinLoads {
 			if p.left.Load() == 0 {
-				return
+				return true
 			}
 		}
 		runtime.Gosched()
 	}
-	p.joiner.Store(true)
-	if p.left.Load() == 0 && p.joiner.CompareAndSwap(true, false) {
-		return
-	}
-	<-p.joined
+	return false
 }
 
 // worker is compute thread t > 0.
