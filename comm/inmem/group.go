@@ -1,6 +1,7 @@
 package inmem
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -205,7 +206,7 @@ func (g *group) split(s *slot) {
 		}
 	}
 	for _, members := range byColor {
-		slices.SortStableFunc(members, func(a, b int) int { return s.ops[a].split.key - s.ops[b].split.key })
+		slices.SortStableFunc(members, func(a, b int) int { return cmp.Compare(s.ops[a].split.key, s.ops[b].split.key) })
 		world := make([]int, len(members))
 		for i, m := range members {
 			world[i] = g.world[m]

@@ -1,0 +1,334 @@
+package ring
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/tandem-go/tandem/comm"
+	"github.com/tandem-go/tandem/internal/auth"
+	"github.com/tandem-go/tandem/internal/simd"
+)
+
+// node is this process's part of the job: its listener, its control
+// connections, and everything that fails together, which is the world group
+// and all groups split from it.
+type node struct {
+	o       Options
+	self    auth.Hello
+	job     uint64
+	cards   []card
+	lis     *listener
+	kernels *simd.Kernels
+	start   time.Time
+
+	suspect atomic.Pointer[failure] // what this rank has told rank 0
+	failure atomic.Pointer[failure] // what all ranks were told, or this one gave up waiting for
+	failed  chan struct{}           // closed once failure is set
+	stop    chan struct{}           // closed by close
+
+	peers []*control // by world rank: on rank 0 of all others, elsewhere only rank 0's
+	court court      // rank 0 only
+
+	mu      sync.Mutex
+	groups  []*group // replaced, never changed: readers keep the slice
+	closing bool
+	wg      sync.WaitGroup
+}
+
+const (
+	// grace is how long a rank whose connection broke waits for the cause.
+	grace = 500 * time.Millisecond
+	// symptomGrace is how long rank 0 waits for a better explanation than a
+	// broken connection, and queryGrace for answers; both end before grace.
+	symptomGrace = 250 * time.Millisecond
+	queryGrace   = 300 * time.Millisecond
+)
+
+// New joins the group of o.Size ranks and returns when this rank is connected
+// to all that it needs: its neighbours and rank 0. It fails when ctx ends, after
+// o.Timeout, or at once when ranks contradict one another. A Store takes one
+// group per Generation; give a second group a rendezvous.Prefix of its own.
+func New(ctx context.Context, o Options) (comm.Communicator, error) {
+	o, err := o.validate()
+	if err != nil {
+		return nil, err
+	}
+	k, err := simd.For(simd.Best())
+	if err != nil {
+		return nil, fmt.Errorf("ring: %w", err)
+	}
+	n := &node{o: o, job: hash64(o.JobID), kernels: k, start: time.Now(),
+		self:   auth.Hello{JobID: o.JobID, Generation: o.Generation, Purpose: purpose, Rank: o.Rank},
+		failed: make(chan struct{}), stop: make(chan struct{}), peers: make([]*control, o.Size)}
+	world := make([]int, o.Size)
+	for i := range world {
+		world[i] = i
+	}
+	g := n.newGroup(nil, hash64("world"), world, o.Rank)
+	if o.Size == 1 {
+		return g, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, o.Timeout+joinGrace)
+	defer cancel()
+	if err := n.connect(ctx, g); err != nil {
+		if n.peers[0] != nil || o.Rank == 0 { // those who are connected need not wait for this rank
+			n.settle(&failure{code: codeLost, culprit: o.Rank, reporter: o.Rank, kind: comm.KindBarrier,
+				group: g.id, tag: comm.Tag{Name: "connect", Bucket: -1}, cause: err, text: err.Error()})
+			err = g.Err()
+		}
+		_ = g.Close()
+		return nil, err
+	}
+	return g, nil
+}
+
+// connect opens the listener, meets the others and starts the clock.
+func (n *node) connect(ctx context.Context, g *group) error {
+	ips, err := n.o.hostIPs(net.LookupIP)
+	if err != nil {
+		return err
+	}
+	if n.lis, err = listen(ips, &n.o, n.self); err != nil {
+		return err
+	}
+	if n.cards, err = join(ctx, &n.o, n.lis.addrs()); err != nil {
+		return err
+	}
+	if err := n.connectControl(ctx); err != nil {
+		return err
+	}
+	for _, c := range n.peers {
+		if c != nil {
+			n.spawn(func() { n.read(c) })
+		}
+	}
+	n.spawn(n.clock)
+	return g.connect(ctx)
+}
+
+func (n *node) connectControl(ctx context.Context) error {
+	if n.o.Rank > 0 {
+		c, err := dial(ctx, n.cards[0].Addrs, &n.o, n.self, connKey{kind: connControl, from: n.o.Rank}, 0)
+		if err != nil {
+			return err
+		}
+		n.peers[0] = n.newControl(0, c)
+		return nil
+	}
+	for r := 1; r < n.o.Size; r++ {
+		c, err := n.lis.take(ctx, n.stop, connKey{kind: connControl, from: r})
+		if err != nil {
+			return err
+		}
+		n.peers[r] = n.newControl(r, c)
+	}
+	return nil
+}
+
+// now is the time since the node began, in nanoseconds; never 0.
+func (n *node) now() int64 { return int64(time.Since(n.start)) + 1 }
+
+// clock sends heartbeats and watches everything that has a deadline: silent
+// peers and operations at the head of a queue. It is the node's only timer.
+func (n *node) clock() {
+	tick := min(n.o.Heartbeat/2, n.o.Timeout/8, n.o.DeadAfter/4)
+	tick = max(2*time.Millisecond, min(tick, 250*time.Millisecond))
+	t := time.NewTicker(tick)
+	defer t.Stop()
+	last, beat := n.now(), int64(0)
+	for {
+		select {
+		case <-n.stop:
+			return
+		case <-t.C:
+		}
+		now := n.now()
+		if now-last > int64(n.o.DeadAfter)/2 { // this process slept, not its peers
+			for _, c := range n.peers {
+				if c != nil {
+					c.heard.Store(now)
+				}
+			}
+		}
+		last = now
+		if now-beat >= int64(n.o.Heartbeat) {
+			beat = now
+			n.tellAll(&message{kind: msgHeartbeat})
+		}
+		n.watch(now)
+	}
+}
+
+// watch looks for silent peers and late operations.
+func (n *node) watch(now int64) {
+	if n.failure.Load() != nil {
+		return
+	}
+	for _, c := range n.peers {
+		if c == nil || c.gone.Load() {
+			continue
+		}
+		if quiet := time.Duration(now - c.heard.Load()); quiet > n.o.DeadAfter {
+			n.lost(c, fmt.Sprintf("rank %d was silent for %v", c.peer, quiet.Round(time.Millisecond)))
+		}
+	}
+	groups := n.allGroups()
+	for _, g := range groups {
+		if f := g.overdue(now); f != nil {
+			n.spawn(func() { n.settle(f) }) // it waits; the clock must not
+		}
+	}
+}
+
+// settle makes f the failure of the group unless rank 0 knows better: f is
+// reported, and the verdict awaited for a moment. It returns what was decided.
+func (n *node) settle(f *failure) *failure {
+	if n.failure.Load() == nil && n.suspect.CompareAndSwap(nil, f) {
+		n.report(f)
+	}
+	select {
+	case <-n.failed:
+	case <-time.After(grace):
+		n.adopt(n.fallback(f))
+	}
+	return n.failure.Load()
+}
+
+// fallback is what this rank says when no verdict came.
+func (n *node) fallback(f *failure) *failure {
+	c := n.peers[0]
+	if c == nil || time.Duration(n.now()-c.heard.Load()) < 2*n.o.Heartbeat {
+		return f
+	}
+	g := *f
+	g.code, g.culprit, g.cause = codeLost, 0, nil
+	g.text = fmt.Sprintf("rank 0 does not answer (seen here: %s)", f.text)
+	return &g
+}
+
+// report tells rank 0, or judges when this is rank 0. Without a rank 0 this
+// rank has nobody to agree with.
+func (n *node) report(f *failure) {
+	if n.o.Rank == 0 {
+		n.accuse(f)
+		return
+	}
+	c := n.peers[0]
+	if c == nil || c.gone.Load() || c.send(&message{kind: msgReport, failure: f}) != nil {
+		if c != nil && c.left.Load() && f.weak {
+			f = n.departed(f, 0)
+		}
+		n.adopt(f)
+	}
+}
+
+// departed turns a broken connection into the orderly end of rank r.
+func (n *node) departed(f *failure, r int) *failure {
+	g := *f
+	g.code, g.weak, g.culprit, g.cause = codeClosed, false, r, nil
+	g.text = fmt.Sprintf("rank %d closed its communicator", r)
+	return &g
+}
+
+// adopt ends the node's groups with f, once.
+func (n *node) adopt(f *failure) {
+	if !n.failure.CompareAndSwap(nil, f) {
+		return
+	}
+	close(n.failed)
+	n.o.Logger.Error("communicator failed", "rank", n.o.Rank, "culprit", f.culprit, "seq", f.seq,
+		"bucket", f.tag.Bucket, "err", f.text)
+	groups := n.allGroups()
+	for _, g := range groups {
+		g.hangUp()
+	}
+}
+
+// withOperation completes a failure that has no operation with one that is
+// running here.
+func (n *node) withOperation(f *failure) *failure {
+	if f.kind != 0 {
+		return f
+	}
+	groups := n.allGroups()
+	g := *f
+	for _, h := range groups {
+		if h.describe(&g) {
+			break
+		}
+	}
+	return &g
+}
+
+func (n *node) allGroups() []*group {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.groups
+}
+
+// startedIn is how many collectives of a group began here; the largest number
+// when this rank is not in it.
+func (n *node) startedIn(id uint64) uint64 {
+	for _, g := range n.allGroups() {
+		if g.id == id {
+			return g.started.Load()
+		}
+	}
+	return math.MaxUint64
+}
+
+// abort fails the groups with a cause that arose here, without waiting.
+func (n *node) abort(f *failure) {
+	if n.failure.Load() != nil || n.suspect.Load() != nil {
+		return
+	}
+	n.spawn(func() { n.settle(f) })
+}
+
+// spawn starts a goroutine that close waits for, unless close has begun.
+func (n *node) spawn(f func()) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if !n.closing {
+		n.wg.Go(f)
+	}
+}
+
+// close ends the node: it says goodbye and leaves nothing behind.
+func (n *node) close() {
+	n.court.mu.Lock() // a verdict that is being told goes out first
+	n.court.closed = true
+	if n.court.timer != nil {
+		n.court.timer.Stop()
+	}
+	n.court.mu.Unlock()
+	n.mu.Lock()
+	n.closing = true
+	n.mu.Unlock()
+	n.tellAll(&message{kind: msgBye})
+	close(n.stop)
+	for _, c := range n.peers {
+		if c != nil {
+			c.gone.Store(true)
+			_ = c.conn.Close()
+		}
+	}
+	if n.lis != nil {
+		n.lis.close()
+	}
+	n.wg.Wait()
+}
+
+// abortCause is the error of Abort and of ended contexts.
+func abortCause(cause error) error {
+	if cause == nil {
+		cause = errors.New("no cause given")
+	}
+	return fmt.Errorf("%w: %w", comm.ErrAborted, cause)
+}

@@ -1,0 +1,128 @@
+package ring
+
+import (
+	"fmt"
+	"log/slog"
+	"net"
+	"time"
+
+	"github.com/tandem-go/tandem/device"
+	"github.com/tandem-go/tandem/internal/auth"
+	"github.com/tandem-go/tandem/rendezvous"
+)
+
+// Options of New. Rank, Size and Device must be set, and Store for more than
+// one rank; zero values of the rest mean the defaults.
+type Options struct {
+	// Rank is this process's number, 0 ≤ Rank < Size.
+	Rank int
+	// Size is the number of ranks.
+	Size int
+	// Store is where ranks publish their addresses. It is used only in New.
+	Store rendezvous.Store
+	// Device owns the memory that Alloc returns. It must be a host device.
+	Device device.Device
+
+	// Secret is the job's shared secret. It may be empty only while every
+	// connection stays on the loopback interface.
+	Secret auth.Secret
+	// JobID and Generation (how often the job was restarted) keep strays of
+	// other jobs and of earlier lives of this one out.
+	JobID      string
+	Generation int
+
+	// Host is the name or address of this host to listen on and to publish, as
+	// the other ranks reach it; a name is looked up and all its addresses are
+	// used. Default: the loopback address, for ranks of one host.
+	Host string
+	// Congestion is the TCP congestion control of data connections (Linux).
+	// Default: cubic where the kernel has it, else the system's. cubic is the
+	// default because bbr, which paces, reaches a quarter to a half of its rate
+	// on loopback and nothing more on the links that ranks are placed on.
+	Congestion string
+
+	// Timeout is how long New waits for the other ranks, and how long an
+	// operation at the head of the queue waits for their data. Default 60 s.
+	Timeout time.Duration
+	// Heartbeat is the interval of liveness messages. Default 1 s.
+	Heartbeat time.Duration
+	// DeadAfter is how long a rank may be silent before it counts as dead. At
+	// least twice Heartbeat. Default 10 s.
+	DeadAfter time.Duration
+
+	// Logger gets failures and refused connections. nil discards.
+	Logger *slog.Logger
+
+	plan plan
+}
+
+// plan holds the constants that choose algorithms. They are the same on all
+// ranks, since they decide what goes over the wire.
+type plan struct {
+	// exchangeBytes is the most that a rank may receive in an exchange (all
+	// contributions to all ranks, then the same additions everywhere), which
+	// takes P−1 hops instead of 2(P−1).
+	exchangeBytes int
+}
+
+const (
+	defaultTimeout   = 60 * time.Second
+	defaultHeartbeat = time.Second
+	defaultDeadAfter = 10 * time.Second
+)
+
+// validate returns o with the defaults filled in.
+func (o Options) validate() (Options, error) {
+	if o.Timeout == 0 {
+		o.Timeout = defaultTimeout
+	}
+	if o.Heartbeat == 0 {
+		o.Heartbeat = defaultHeartbeat
+	}
+	if o.DeadAfter == 0 {
+		o.DeadAfter = max(defaultDeadAfter, 2*o.Heartbeat)
+	}
+	if o.Logger == nil {
+		o.Logger = slog.New(slog.DiscardHandler)
+	}
+	if o.Host == "" {
+		o.Host = "127.0.0.1"
+	}
+	if o.plan.exchangeBytes == 0 {
+		o.plan.exchangeBytes = 32 << 10
+	}
+	switch {
+	case o.Size < 1 || o.Size > maxWorld:
+		return o, fmt.Errorf("ring: Size is %d, want 1 to %d", o.Size, maxWorld)
+	case o.Rank < 0 || o.Rank >= o.Size:
+		return o, fmt.Errorf("ring: Rank is %d, want 0 to %d", o.Rank, o.Size-1)
+	case o.Device == nil:
+		return o, fmt.Errorf("ring: Device is nil")
+	case o.Store == nil && o.Size > 1:
+		return o, fmt.Errorf("ring: Store is nil, and %d ranks can't find one another without it", o.Size)
+	case o.Timeout < 0 || o.Heartbeat < 0:
+		return o, fmt.Errorf("ring: Timeout %v and Heartbeat %v must not be negative", o.Timeout, o.Heartbeat)
+	case o.DeadAfter < 2*o.Heartbeat:
+		return o, fmt.Errorf("ring: DeadAfter %v is less than two heartbeats of %v", o.DeadAfter, o.Heartbeat)
+	case o.Generation < 0:
+		return o, fmt.Errorf("ring: Generation %d is negative", o.Generation)
+	}
+	return o, nil
+}
+
+// hostIPs are the addresses that Host stands for.
+func (o *Options) hostIPs(lookup func(string) ([]net.IP, error)) ([]net.IP, error) {
+	ips := []net.IP{net.ParseIP(o.Host)}
+	if ips[0] == nil {
+		var err error
+		if ips, err = lookup(o.Host); err != nil {
+			return nil, fmt.Errorf("ring: look up Host %q of rank %d: %w", o.Host, o.Rank, err)
+		}
+	}
+	for _, ip := range ips {
+		if !ip.IsLoopback() && o.Secret == "" {
+			return nil, fmt.Errorf("ring: rank %d would listen on %v: %w", o.Rank, ip, auth.ErrNoSecret)
+		}
+	}
+	return ips, nil
+}
