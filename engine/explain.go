@@ -19,7 +19,10 @@ func (p *Plan) Explain() string {
 		case st.copy:
 			how = "copy"
 		case st.v.kernel != nil:
-			how = st.v.kernel.Name()
+			how = string(st.v.desc.Kind)
+			if f := st.v.desc.Attr.Func; f != "" {
+				how += "." + string(f)
+			}
 		}
 		fmt.Fprintf(&b, "%4d %-28s %s", at, how, st.v.name())
 		for i, w := range st.v.in {
