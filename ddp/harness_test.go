@@ -18,6 +18,7 @@ import (
 	"github.com/tandem-go/tandem/comm/inmem"
 	"github.com/tandem-go/tandem/cpu"
 	"github.com/tandem-go/tandem/device"
+	"github.com/tandem-go/tandem/dtype"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -242,4 +243,31 @@ func (g group) train(t *testing.T, steps int, apply func(d *DDP) func() error) [
 func vanilla(d *DDP) func() error {
 	solver := gorgonia.NewVanillaSolver(gorgonia.WithLearnRate(0.1))
 	return func() error { return solver.Step(d.ValueGrads()) }
+}
+
+// vanilla3 is vanilla with the learning rate of a mean over micro-steps.
+func vanilla3(d *DDP, micro int) func() error {
+	solver := gorgonia.NewVanillaSolver(gorgonia.WithLearnRate(0.1 / float64(micro)))
+	return func() error { return solver.Step(d.ValueGrads()) }
+}
+
+// counter counts the collectives of a communicator and of its children.
+type counter struct {
+	comm.Communicator
+	calls *int
+}
+
+func (c *counter) Split(ctx context.Context, color, key int) (comm.Communicator, error) {
+	child, err := c.Communicator.Split(ctx, color, key)
+	return &counter{child, c.calls}, err
+}
+
+func (c *counter) AllReduce(s device.Stream, dst, src device.Buffer, t dtype.Type, op comm.Op, tag comm.Tag) error {
+	*c.calls++
+	return c.Communicator.AllReduce(s, dst, src, t, op, tag)
+}
+
+func (c *counter) AllGather(s device.Stream, dst, src device.Buffer, t dtype.Type, tag comm.Tag) error {
+	*c.calls++
+	return c.Communicator.AllGather(s, dst, src, t, tag)
 }

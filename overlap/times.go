@@ -142,7 +142,7 @@ func (r *Reducer) collect(s *set) error {
 		}
 	}
 	for k := range t.Buckets {
-		if t.Buckets[k].Start < t.Buckets[len(t.Buckets)-1].Ready {
+		if t.Buckets[k].Start < min(t.Compute, t.Buckets[len(t.Buckets)-1].Ready) {
 			t.Early++
 		}
 	}
