@@ -23,6 +23,7 @@ tile:
 	MOVQ       DX, R9
 	PREFETCHT0 (R9)
 	MOVQ       64(AX), R9
+	ADDQ       184(AX), R9
 	MOVQ       (AX), R10
 	VXORPS     Y0, Y0, Y0
 	SUBQ       $0x04, R10
@@ -83,15 +84,18 @@ nobias:
 store:
 	VMOVUPS Y0, (DX)
 	ADDQ    R8, DX
+	DECQ    8(AX)
+	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
 	SHLQ    $0x02, R9
-	ADDQ    R9, 64(AX)
+	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	DECQ    8(AX)
-	JNZ     tile
+	JMP     tile
+
+done:
 	VZEROUPPER
 	RET
 
@@ -118,6 +122,7 @@ tile:
 	ADDQ       R8, R9
 	PREFETCHT0 (R9)
 	MOVQ       64(AX), R9
+	ADDQ       184(AX), R9
 	MOVQ       (AX), R10
 	VXORPS     Y0, Y0, Y0
 	VXORPS     Y1, Y1, Y1
@@ -195,15 +200,18 @@ store:
 	ADDQ    R8, DX
 	VMOVUPS Y1, (DX)
 	ADDQ    R8, DX
+	DECQ    8(AX)
+	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
 	SHLQ    $0x02, R9
-	ADDQ    R9, 64(AX)
+	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	DECQ    8(AX)
-	JNZ     tile
+	JMP     tile
+
+done:
 	VZEROUPPER
 	RET
 
@@ -232,6 +240,7 @@ tile:
 	ADDQ       R8, R9
 	PREFETCHT0 (R9)
 	MOVQ       64(AX), R9
+	ADDQ       184(AX), R9
 	MOVQ       (AX), R10
 	VXORPS     Y0, Y0, Y0
 	VXORPS     Y1, Y1, Y1
@@ -326,15 +335,18 @@ store:
 	ADDQ    R8, DX
 	VMOVUPS Y2, (DX)
 	ADDQ    R8, DX
+	DECQ    8(AX)
+	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
 	SHLQ    $0x02, R9
-	ADDQ    R9, 64(AX)
+	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	DECQ    8(AX)
-	JNZ     tile
+	JMP     tile
+
+done:
 	VZEROUPPER
 	RET
 
@@ -366,6 +378,7 @@ tile:
 	ADDQ       R8, R9
 	PREFETCHT0 (R9)
 	MOVQ       64(AX), R9
+	ADDQ       184(AX), R9
 	MOVQ       (AX), R10
 	VXORPS     Y0, Y0, Y0
 	VXORPS     Y1, Y1, Y1
@@ -482,15 +495,18 @@ store:
 	ADDQ    R8, DX
 	VMOVUPS Y3, (DX)
 	ADDQ    R8, DX
+	DECQ    8(AX)
+	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
 	SHLQ    $0x02, R9
-	ADDQ    R9, 64(AX)
+	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	DECQ    8(AX)
-	JNZ     tile
+	JMP     tile
+
+done:
 	VZEROUPPER
 	RET
 
@@ -524,6 +540,7 @@ tile:
 	ADDQ       R8, R9
 	PREFETCHT0 (R9)
 	MOVQ       64(AX), R9
+	ADDQ       184(AX), R9
 	MOVQ       (AX), R10
 	VXORPS     Y0, Y0, Y0
 	VXORPS     Y1, Y1, Y1
@@ -657,15 +674,18 @@ store:
 	ADDQ    R8, DX
 	VMOVUPS Y4, (DX)
 	ADDQ    R8, DX
+	DECQ    8(AX)
+	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
 	SHLQ    $0x02, R9
-	ADDQ    R9, 64(AX)
+	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	DECQ    8(AX)
-	JNZ     tile
+	JMP     tile
+
+done:
 	VZEROUPPER
 	RET
 
@@ -701,6 +721,7 @@ tile:
 	ADDQ       R8, R9
 	PREFETCHT0 (R9)
 	MOVQ       64(AX), R9
+	ADDQ       184(AX), R9
 	MOVQ       (AX), R10
 	VXORPS     Y0, Y0, Y0
 	VXORPS     Y1, Y1, Y1
@@ -851,15 +872,18 @@ store:
 	ADDQ    R8, DX
 	VMOVUPS Y5, (DX)
 	ADDQ    R8, DX
+	DECQ    8(AX)
+	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
 	SHLQ    $0x02, R9
-	ADDQ    R9, 64(AX)
+	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	DECQ    8(AX)
-	JNZ     tile
+	JMP     tile
+
+done:
 	VZEROUPPER
 	RET
 
@@ -884,6 +908,7 @@ tile:
 	MOVQ       DX, R9
 	PREFETCHT0 (R9)
 	MOVQ       64(AX), R9
+	ADDQ       184(AX), R9
 	MOVQ       (AX), R10
 	VXORPS     Y0, Y0, Y0
 	VXORPS     Y1, Y1, Y1
@@ -960,15 +985,18 @@ store:
 	VMOVUPS Y0, (DX)
 	VMOVUPS Y1, 32(DX)
 	ADDQ    R8, DX
+	DECQ    8(AX)
+	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
 	SHLQ    $0x02, R9
-	ADDQ    R9, 64(AX)
+	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	DECQ    8(AX)
-	JNZ     tile
+	JMP     tile
+
+done:
 	VZEROUPPER
 	RET
 
@@ -995,6 +1023,7 @@ tile:
 	ADDQ       R8, R9
 	PREFETCHT0 (R9)
 	MOVQ       64(AX), R9
+	ADDQ       184(AX), R9
 	MOVQ       (AX), R10
 	VXORPS     Y0, Y0, Y0
 	VXORPS     Y1, Y1, Y1
@@ -1098,15 +1127,18 @@ store:
 	VMOVUPS Y2, (DX)
 	VMOVUPS Y3, 32(DX)
 	ADDQ    R8, DX
+	DECQ    8(AX)
+	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
 	SHLQ    $0x02, R9
-	ADDQ    R9, 64(AX)
+	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	DECQ    8(AX)
-	JNZ     tile
+	JMP     tile
+
+done:
 	VZEROUPPER
 	RET
 
@@ -1135,6 +1167,7 @@ tile:
 	ADDQ       R8, R9
 	PREFETCHT0 (R9)
 	MOVQ       64(AX), R9
+	ADDQ       184(AX), R9
 	MOVQ       (AX), R10
 	VXORPS     Y0, Y0, Y0
 	VXORPS     Y1, Y1, Y1
@@ -1265,15 +1298,18 @@ store:
 	VMOVUPS Y4, (DX)
 	VMOVUPS Y5, 32(DX)
 	ADDQ    R8, DX
+	DECQ    8(AX)
+	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
 	SHLQ    $0x02, R9
-	ADDQ    R9, 64(AX)
+	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	DECQ    8(AX)
-	JNZ     tile
+	JMP     tile
+
+done:
 	VZEROUPPER
 	RET
 
@@ -1305,6 +1341,7 @@ tile:
 	ADDQ       R8, R9
 	PREFETCHT0 (R9)
 	MOVQ       64(AX), R9
+	ADDQ       184(AX), R9
 	MOVQ       (AX), R10
 	VXORPS     Y0, Y0, Y0
 	VXORPS     Y1, Y1, Y1
@@ -1467,15 +1504,18 @@ store:
 	VMOVUPS Y6, (DX)
 	VMOVUPS Y7, 32(DX)
 	ADDQ    R8, DX
+	DECQ    8(AX)
+	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
 	SHLQ    $0x02, R9
-	ADDQ    R9, 64(AX)
+	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	DECQ    8(AX)
-	JNZ     tile
+	JMP     tile
+
+done:
 	VZEROUPPER
 	RET
 
@@ -1509,6 +1549,7 @@ tile:
 	ADDQ       R8, R9
 	PREFETCHT0 (R9)
 	MOVQ       64(AX), R9
+	ADDQ       184(AX), R9
 	MOVQ       (AX), R10
 	VXORPS     Y0, Y0, Y0
 	VXORPS     Y1, Y1, Y1
@@ -1698,15 +1739,18 @@ store:
 	VMOVUPS Y8, (DX)
 	VMOVUPS Y9, 32(DX)
 	ADDQ    R8, DX
+	DECQ    8(AX)
+	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
 	SHLQ    $0x02, R9
-	ADDQ    R9, 64(AX)
+	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	DECQ    8(AX)
-	JNZ     tile
+	JMP     tile
+
+done:
 	VZEROUPPER
 	RET
 
@@ -1742,6 +1786,7 @@ tile:
 	ADDQ       R8, R9
 	PREFETCHT0 (R9)
 	MOVQ       64(AX), R9
+	ADDQ       184(AX), R9
 	MOVQ       (AX), R10
 	VXORPS     Y0, Y0, Y0
 	VXORPS     Y1, Y1, Y1
@@ -1958,14 +2003,17 @@ store:
 	VMOVUPS Y10, (DX)
 	VMOVUPS Y11, 32(DX)
 	ADDQ    R8, DX
+	DECQ    8(AX)
+	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
 	SHLQ    $0x02, R9
-	ADDQ    R9, 64(AX)
+	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	DECQ    8(AX)
-	JNZ     tile
+	JMP     tile
+
+done:
 	VZEROUPPER
 	RET

@@ -24,6 +24,7 @@ tile:
 	MOVQ       DX, R9
 	PREFETCHT0 (R9)
 	MOVQ       64(AX), R9
+	ADDQ       184(AX), R9
 	MOVQ       (AX), R10
 	VPXORD     Z0, Z0, Z0
 	SUBQ       $0x04, R10
@@ -84,15 +85,18 @@ nobias:
 store:
 	VMOVUPS Z0, K1, (DX)
 	ADDQ    R8, DX
+	DECQ    8(AX)
+	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
 	SHLQ    $0x02, R9
-	ADDQ    R9, 64(AX)
+	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	DECQ    8(AX)
-	JNZ     tile
+	JMP     tile
+
+done:
 	VZEROUPPER
 	RET
 
@@ -120,6 +124,7 @@ tile:
 	ADDQ       R8, R9
 	PREFETCHT0 (R9)
 	MOVQ       64(AX), R9
+	ADDQ       184(AX), R9
 	MOVQ       (AX), R10
 	VPXORD     Z0, Z0, Z0
 	VPXORD     Z1, Z1, Z1
@@ -197,15 +202,18 @@ store:
 	ADDQ    R8, DX
 	VMOVUPS Z1, K1, (DX)
 	ADDQ    R8, DX
+	DECQ    8(AX)
+	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
 	SHLQ    $0x02, R9
-	ADDQ    R9, 64(AX)
+	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	DECQ    8(AX)
-	JNZ     tile
+	JMP     tile
+
+done:
 	VZEROUPPER
 	RET
 
@@ -235,6 +243,7 @@ tile:
 	ADDQ       R8, R9
 	PREFETCHT0 (R9)
 	MOVQ       64(AX), R9
+	ADDQ       184(AX), R9
 	MOVQ       (AX), R10
 	VPXORD     Z0, Z0, Z0
 	VPXORD     Z1, Z1, Z1
@@ -329,15 +338,18 @@ store:
 	ADDQ    R8, DX
 	VMOVUPS Z2, K1, (DX)
 	ADDQ    R8, DX
+	DECQ    8(AX)
+	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
 	SHLQ    $0x02, R9
-	ADDQ    R9, 64(AX)
+	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	DECQ    8(AX)
-	JNZ     tile
+	JMP     tile
+
+done:
 	VZEROUPPER
 	RET
 
@@ -370,6 +382,7 @@ tile:
 	ADDQ       R8, R9
 	PREFETCHT0 (R9)
 	MOVQ       64(AX), R9
+	ADDQ       184(AX), R9
 	MOVQ       (AX), R10
 	VPXORD     Z0, Z0, Z0
 	VPXORD     Z1, Z1, Z1
@@ -486,15 +499,18 @@ store:
 	ADDQ    R8, DX
 	VMOVUPS Z3, K1, (DX)
 	ADDQ    R8, DX
+	DECQ    8(AX)
+	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
 	SHLQ    $0x02, R9
-	ADDQ    R9, 64(AX)
+	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	DECQ    8(AX)
-	JNZ     tile
+	JMP     tile
+
+done:
 	VZEROUPPER
 	RET
 
@@ -529,6 +545,7 @@ tile:
 	ADDQ       R8, R9
 	PREFETCHT0 (R9)
 	MOVQ       64(AX), R9
+	ADDQ       184(AX), R9
 	MOVQ       (AX), R10
 	VPXORD     Z0, Z0, Z0
 	VPXORD     Z1, Z1, Z1
@@ -662,15 +679,18 @@ store:
 	ADDQ    R8, DX
 	VMOVUPS Z4, K1, (DX)
 	ADDQ    R8, DX
+	DECQ    8(AX)
+	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
 	SHLQ    $0x02, R9
-	ADDQ    R9, 64(AX)
+	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	DECQ    8(AX)
-	JNZ     tile
+	JMP     tile
+
+done:
 	VZEROUPPER
 	RET
 
@@ -707,6 +727,7 @@ tile:
 	ADDQ       R8, R9
 	PREFETCHT0 (R9)
 	MOVQ       64(AX), R9
+	ADDQ       184(AX), R9
 	MOVQ       (AX), R10
 	VPXORD     Z0, Z0, Z0
 	VPXORD     Z1, Z1, Z1
@@ -857,15 +878,18 @@ store:
 	ADDQ    R8, DX
 	VMOVUPS Z5, K1, (DX)
 	ADDQ    R8, DX
+	DECQ    8(AX)
+	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
 	SHLQ    $0x02, R9
-	ADDQ    R9, 64(AX)
+	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	DECQ    8(AX)
-	JNZ     tile
+	JMP     tile
+
+done:
 	VZEROUPPER
 	RET
 
@@ -905,6 +929,7 @@ tile:
 	ADDQ       R8, R9
 	PREFETCHT0 (R9)
 	MOVQ       64(AX), R9
+	ADDQ       184(AX), R9
 	MOVQ       (AX), R10
 	VPXORD     Z0, Z0, Z0
 	VPXORD     Z1, Z1, Z1
@@ -1077,15 +1102,18 @@ store:
 	ADDQ    R8, DX
 	VMOVUPS Z6, K1, (DX)
 	ADDQ    R8, DX
+	DECQ    8(AX)
+	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
 	SHLQ    $0x02, R9
-	ADDQ    R9, 64(AX)
+	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	DECQ    8(AX)
-	JNZ     tile
+	JMP     tile
+
+done:
 	VZEROUPPER
 	RET
 
@@ -1127,6 +1155,7 @@ tile:
 	ADDQ       R8, R9
 	PREFETCHT0 (R9)
 	MOVQ       64(AX), R9
+	ADDQ       184(AX), R9
 	MOVQ       (AX), R10
 	VPXORD     Z0, Z0, Z0
 	VPXORD     Z1, Z1, Z1
@@ -1316,15 +1345,18 @@ store:
 	ADDQ    R8, DX
 	VMOVUPS Z7, K1, (DX)
 	ADDQ    R8, DX
+	DECQ    8(AX)
+	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
 	SHLQ    $0x02, R9
-	ADDQ    R9, 64(AX)
+	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	DECQ    8(AX)
-	JNZ     tile
+	JMP     tile
+
+done:
 	VZEROUPPER
 	RET
 
@@ -1368,6 +1400,7 @@ tile:
 	ADDQ       R8, R9
 	PREFETCHT0 (R9)
 	MOVQ       64(AX), R9
+	ADDQ       184(AX), R9
 	MOVQ       (AX), R10
 	VPXORD     Z0, Z0, Z0
 	VPXORD     Z1, Z1, Z1
@@ -1574,15 +1607,18 @@ store:
 	ADDQ    R8, DX
 	VMOVUPS Z8, K1, (DX)
 	ADDQ    R8, DX
+	DECQ    8(AX)
+	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
 	SHLQ    $0x02, R9
-	ADDQ    R9, 64(AX)
+	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	DECQ    8(AX)
-	JNZ     tile
+	JMP     tile
+
+done:
 	VZEROUPPER
 	RET
 
@@ -1629,6 +1665,7 @@ tile:
 	ADDQ       R8, R9
 	PREFETCHT0 (R9)
 	MOVQ       64(AX), R9
+	ADDQ       184(AX), R9
 	MOVQ       (AX), R10
 	VPXORD     Z0, Z0, Z0
 	VPXORD     Z1, Z1, Z1
@@ -1857,15 +1894,18 @@ store:
 	ADDQ    R8, DX
 	VMOVUPS Z9, K1, (DX)
 	ADDQ    R8, DX
+	DECQ    8(AX)
+	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
 	SHLQ    $0x02, R9
-	ADDQ    R9, 64(AX)
+	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	DECQ    8(AX)
-	JNZ     tile
+	JMP     tile
+
+done:
 	VZEROUPPER
 	RET
 
@@ -1914,6 +1954,7 @@ tile:
 	ADDQ       R8, R9
 	PREFETCHT0 (R9)
 	MOVQ       64(AX), R9
+	ADDQ       184(AX), R9
 	MOVQ       (AX), R10
 	VPXORD     Z0, Z0, Z0
 	VPXORD     Z1, Z1, Z1
@@ -2159,15 +2200,18 @@ store:
 	ADDQ    R8, DX
 	VMOVUPS Z10, K1, (DX)
 	ADDQ    R8, DX
+	DECQ    8(AX)
+	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
 	SHLQ    $0x02, R9
-	ADDQ    R9, 64(AX)
+	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	DECQ    8(AX)
-	JNZ     tile
+	JMP     tile
+
+done:
 	VZEROUPPER
 	RET
 
@@ -2218,6 +2262,7 @@ tile:
 	ADDQ       R8, R9
 	PREFETCHT0 (R9)
 	MOVQ       64(AX), R9
+	ADDQ       184(AX), R9
 	MOVQ       (AX), R10
 	VPXORD     Z0, Z0, Z0
 	VPXORD     Z1, Z1, Z1
@@ -2480,15 +2525,18 @@ store:
 	ADDQ    R8, DX
 	VMOVUPS Z11, K1, (DX)
 	ADDQ    R8, DX
+	DECQ    8(AX)
+	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
 	SHLQ    $0x02, R9
-	ADDQ    R9, 64(AX)
+	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	DECQ    8(AX)
-	JNZ     tile
+	JMP     tile
+
+done:
 	VZEROUPPER
 	RET
 
@@ -2515,6 +2563,7 @@ tile:
 	PREFETCHT0 (R9)
 	PREFETCHT0 64(R9)
 	MOVQ       64(AX), R9
+	ADDQ       184(AX), R9
 	MOVQ       (AX), R10
 	VPXORD     Z0, Z0, Z0
 	VPXORD     Z1, Z1, Z1
@@ -2591,15 +2640,18 @@ store:
 	VMOVUPS Z0, (DX)
 	VMOVUPS Z1, K1, 64(DX)
 	ADDQ    R8, DX
+	DECQ    8(AX)
+	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
 	SHLQ    $0x02, R9
-	ADDQ    R9, 64(AX)
+	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	DECQ    8(AX)
-	JNZ     tile
+	JMP     tile
+
+done:
 	VZEROUPPER
 	RET
 
@@ -2629,6 +2681,7 @@ tile:
 	PREFETCHT0 (R9)
 	PREFETCHT0 64(R9)
 	MOVQ       64(AX), R9
+	ADDQ       184(AX), R9
 	MOVQ       (AX), R10
 	VPXORD     Z0, Z0, Z0
 	VPXORD     Z1, Z1, Z1
@@ -2732,15 +2785,18 @@ store:
 	VMOVUPS Z2, (DX)
 	VMOVUPS Z3, K1, 64(DX)
 	ADDQ    R8, DX
+	DECQ    8(AX)
+	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
 	SHLQ    $0x02, R9
-	ADDQ    R9, 64(AX)
+	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	DECQ    8(AX)
-	JNZ     tile
+	JMP     tile
+
+done:
 	VZEROUPPER
 	RET
 
@@ -2773,6 +2829,7 @@ tile:
 	PREFETCHT0 (R9)
 	PREFETCHT0 64(R9)
 	MOVQ       64(AX), R9
+	ADDQ       184(AX), R9
 	MOVQ       (AX), R10
 	VPXORD     Z0, Z0, Z0
 	VPXORD     Z1, Z1, Z1
@@ -2903,15 +2960,18 @@ store:
 	VMOVUPS Z4, (DX)
 	VMOVUPS Z5, K1, 64(DX)
 	ADDQ    R8, DX
+	DECQ    8(AX)
+	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
 	SHLQ    $0x02, R9
-	ADDQ    R9, 64(AX)
+	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	DECQ    8(AX)
-	JNZ     tile
+	JMP     tile
+
+done:
 	VZEROUPPER
 	RET
 
@@ -2948,6 +3008,7 @@ tile:
 	PREFETCHT0 (R9)
 	PREFETCHT0 64(R9)
 	MOVQ       64(AX), R9
+	ADDQ       184(AX), R9
 	MOVQ       (AX), R10
 	VPXORD     Z0, Z0, Z0
 	VPXORD     Z1, Z1, Z1
@@ -3110,15 +3171,18 @@ store:
 	VMOVUPS Z6, (DX)
 	VMOVUPS Z7, K1, 64(DX)
 	ADDQ    R8, DX
+	DECQ    8(AX)
+	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
 	SHLQ    $0x02, R9
-	ADDQ    R9, 64(AX)
+	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	DECQ    8(AX)
-	JNZ     tile
+	JMP     tile
+
+done:
 	VZEROUPPER
 	RET
 
@@ -3158,6 +3222,7 @@ tile:
 	PREFETCHT0 (R9)
 	PREFETCHT0 64(R9)
 	MOVQ       64(AX), R9
+	ADDQ       184(AX), R9
 	MOVQ       (AX), R10
 	VPXORD     Z0, Z0, Z0
 	VPXORD     Z1, Z1, Z1
@@ -3347,15 +3412,18 @@ store:
 	VMOVUPS Z8, (DX)
 	VMOVUPS Z9, K1, 64(DX)
 	ADDQ    R8, DX
+	DECQ    8(AX)
+	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
 	SHLQ    $0x02, R9
-	ADDQ    R9, 64(AX)
+	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	DECQ    8(AX)
-	JNZ     tile
+	JMP     tile
+
+done:
 	VZEROUPPER
 	RET
 
@@ -3398,6 +3466,7 @@ tile:
 	PREFETCHT0 (R9)
 	PREFETCHT0 64(R9)
 	MOVQ       64(AX), R9
+	ADDQ       184(AX), R9
 	MOVQ       (AX), R10
 	VPXORD     Z0, Z0, Z0
 	VPXORD     Z1, Z1, Z1
@@ -3614,15 +3683,18 @@ store:
 	VMOVUPS Z10, (DX)
 	VMOVUPS Z11, K1, 64(DX)
 	ADDQ    R8, DX
+	DECQ    8(AX)
+	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
 	SHLQ    $0x02, R9
-	ADDQ    R9, 64(AX)
+	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	DECQ    8(AX)
-	JNZ     tile
+	JMP     tile
+
+done:
 	VZEROUPPER
 	RET
 
@@ -3669,6 +3741,7 @@ tile:
 	PREFETCHT0 (R9)
 	PREFETCHT0 64(R9)
 	MOVQ       64(AX), R9
+	ADDQ       184(AX), R9
 	MOVQ       (AX), R10
 	VPXORD     Z0, Z0, Z0
 	VPXORD     Z1, Z1, Z1
@@ -3917,15 +3990,18 @@ store:
 	VMOVUPS Z12, (DX)
 	VMOVUPS Z13, K1, 64(DX)
 	ADDQ    R8, DX
+	DECQ    8(AX)
+	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
 	SHLQ    $0x02, R9
-	ADDQ    R9, 64(AX)
+	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	DECQ    8(AX)
-	JNZ     tile
+	JMP     tile
+
+done:
 	VZEROUPPER
 	RET
 
@@ -3975,6 +4051,7 @@ tile:
 	PREFETCHT0 (R9)
 	PREFETCHT0 64(R9)
 	MOVQ       64(AX), R9
+	ADDQ       184(AX), R9
 	MOVQ       (AX), R10
 	VPXORD     Z0, Z0, Z0
 	VPXORD     Z1, Z1, Z1
@@ -4250,15 +4327,18 @@ store:
 	VMOVUPS Z14, (DX)
 	VMOVUPS Z15, K1, 64(DX)
 	ADDQ    R8, DX
+	DECQ    8(AX)
+	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
 	SHLQ    $0x02, R9
-	ADDQ    R9, 64(AX)
+	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	DECQ    8(AX)
-	JNZ     tile
+	JMP     tile
+
+done:
 	VZEROUPPER
 	RET
 
@@ -4311,6 +4391,7 @@ tile:
 	PREFETCHT0 (R9)
 	PREFETCHT0 64(R9)
 	MOVQ       64(AX), R9
+	ADDQ       184(AX), R9
 	MOVQ       (AX), R10
 	VPXORD     Z0, Z0, Z0
 	VPXORD     Z1, Z1, Z1
@@ -4613,15 +4694,18 @@ store:
 	VMOVUPS Z16, (DX)
 	VMOVUPS Z17, K1, 64(DX)
 	ADDQ    R8, DX
+	DECQ    8(AX)
+	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
 	SHLQ    $0x02, R9
-	ADDQ    R9, 64(AX)
+	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	DECQ    8(AX)
-	JNZ     tile
+	JMP     tile
+
+done:
 	VZEROUPPER
 	RET
 
@@ -4678,6 +4762,7 @@ tile:
 	PREFETCHT0 (R9)
 	PREFETCHT0 64(R9)
 	MOVQ       64(AX), R9
+	ADDQ       184(AX), R9
 	MOVQ       (AX), R10
 	VPXORD     Z0, Z0, Z0
 	VPXORD     Z1, Z1, Z1
@@ -5012,15 +5097,18 @@ store:
 	VMOVUPS Z18, (DX)
 	VMOVUPS Z19, K1, 64(DX)
 	ADDQ    R8, DX
+	DECQ    8(AX)
+	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
 	SHLQ    $0x02, R9
-	ADDQ    R9, 64(AX)
+	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	DECQ    8(AX)
-	JNZ     tile
+	JMP     tile
+
+done:
 	VZEROUPPER
 	RET
 
@@ -5080,6 +5168,7 @@ tile:
 	PREFETCHT0 (R9)
 	PREFETCHT0 64(R9)
 	MOVQ       64(AX), R9
+	ADDQ       184(AX), R9
 	MOVQ       (AX), R10
 	VPXORD     Z0, Z0, Z0
 	VPXORD     Z1, Z1, Z1
@@ -5441,15 +5530,18 @@ store:
 	VMOVUPS Z20, (DX)
 	VMOVUPS Z21, K1, 64(DX)
 	ADDQ    R8, DX
+	DECQ    8(AX)
+	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
 	SHLQ    $0x02, R9
-	ADDQ    R9, 64(AX)
+	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	DECQ    8(AX)
-	JNZ     tile
+	JMP     tile
+
+done:
 	VZEROUPPER
 	RET
 
@@ -5512,6 +5604,7 @@ tile:
 	PREFETCHT0 (R9)
 	PREFETCHT0 64(R9)
 	MOVQ       64(AX), R9
+	ADDQ       184(AX), R9
 	MOVQ       (AX), R10
 	VPXORD     Z0, Z0, Z0
 	VPXORD     Z1, Z1, Z1
@@ -5900,14 +5993,17 @@ store:
 	VMOVUPS Z22, (DX)
 	VMOVUPS Z23, K1, 64(DX)
 	ADDQ    R8, DX
+	DECQ    8(AX)
+	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
 	SHLQ    $0x02, R9
-	ADDQ    R9, 64(AX)
+	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	DECQ    8(AX)
-	JNZ     tile
+	JMP     tile
+
+done:
 	VZEROUPPER
 	RET

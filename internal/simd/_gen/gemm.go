@@ -28,6 +28,7 @@ const (
 	argMask       = 160
 	argTileB      = 168
 	argTileK      = 176
+	argOffB       = 184
 )
 
 // rowGroup is how many rows of A one pointer serves: (p), (p)(rs*1), (p)(rs*2).
@@ -112,16 +113,20 @@ func (t *tile) generate(name string) {
 	t.start()
 	t.loop()
 	t.epilogue()
+	// The pointer to B lives where the garbage collector looks: it must not move
+	// on behind the last tile, out of its object.
+	t.DECQ(t.arg(argTiles))
+	t.JZ(LabelRef("done"))
 	step := t.GP64()
 	t.MOVQ(t.arg(argTileA), step)
 	t.LEAQ(Mem{Base: t.base, Index: step, Scale: 4}, t.base)
 	t.MOVQ(t.arg(argTileB), step)
 	t.SHLQ(U8(2), step)
-	t.ADDQ(step, t.arg(argB))
+	t.ADDQ(step, t.arg(argOffB))
 	t.MOVQ(t.arg(argTileK), step)
 	t.ADDQ(step, t.arg(argK))
-	t.DECQ(t.arg(argTiles))
-	t.JNZ(LabelRef("tile"))
+	t.JMP(LabelRef("tile"))
+	t.Label("done")
 	t.VZEROUPPER()
 	t.RET()
 }
@@ -146,6 +151,7 @@ func (t *tile) start() {
 		}
 	}
 	t.MOVQ(t.arg(argB), t.bPtr)
+	t.ADDQ(t.arg(argOffB), t.bPtr)
 	t.MOVQ(t.arg(argK), t.cnt)
 	t.acc = make([][]reg.VecVirtual, t.rows)
 	for i := range t.acc {
