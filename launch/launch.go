@@ -1,0 +1,283 @@
+package launch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/signal"
+	"runtime"
+	"syscall"
+	"time"
+
+	"github.com/tandem-go/tandem/internal/auth"
+	"github.com/tandem-go/tandem/rendezvous"
+	"golang.org/x/sys/unix"
+)
+
+// settle is how long after a failure others may still be found to have failed
+// before it, or for a better reason: a rank that is killed takes the others
+// down with errors of their own, within milliseconds.
+const settle = 150 * time.Millisecond
+
+// Launch starts the ranks and returns when all have ended: nil when every one
+// exited with 0, a *RankError for the first that did not, a *SignalError when
+// a forwarded SIGINT or SIGTERM ended the job, or the cause of ctx. In all
+// cases nothing of the job is left: what doesn't stop within Options.Grace of
+// a SIGTERM is killed, as are the remains of each rank's process group.
+//
+// A program that starts itself must tell from its environment that it is a
+// rank (rendezvous.FromEnv), or it starts itself without end.
+func Launch(ctx context.Context, o Options) error {
+	o, err := o.validate()
+	if err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return context.Cause(ctx)
+	}
+	// Pdeathsig fires when the thread that forked ends, so keep it.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	j, err := prepare(&o)
+	if err != nil {
+		return err
+	}
+	defer j.release()
+	if err := j.start(); err != nil {
+		return err
+	}
+	return j.watch(ctx)
+}
+
+// job is one Launch.
+type job struct {
+	o      *Options
+	secret auth.Secret
+	store  *rendezvous.Server
+	alive  [2]*os.File // the liveness pipe, read and write end
+	ranks  []*rank
+	before memory
+	mux    mux
+
+	exits   chan exit
+	signals chan os.Signal
+	running int
+
+	failed   *exit // the first failure
+	others   []Outcome
+	stopped  error // why we stop without a failure: a signal or ctx
+	stopping bool
+	settled  <-chan time.Time
+	deadline <-chan time.Time
+}
+
+type exit struct {
+	Outcome
+	at time.Time
+}
+
+// prepare opens everything that can fail before a process is started.
+func prepare(o *Options) (*job, error) {
+	j := &job{
+		o: o, secret: auth.NewSecret(), before: readMemory("/"),
+		exits: make(chan exit, o.NProc), signals: make(chan os.Signal, 8),
+	}
+	if err := j.open(); err != nil {
+		j.release()
+		return nil, err
+	}
+	return j, nil
+}
+
+func (j *job) open() error {
+	o := j.o
+	if o.Dir != "" {
+		if err := os.MkdirAll(o.Dir, 0o755); err != nil {
+			return fmt.Errorf("launch: directory for the logs: %w", err)
+		}
+		if err := os.Remove(errorFile(o.Dir)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("launch: remove the last job's error: %w", err)
+		}
+	}
+	ln, err := rendezvous.Listen(context.Background(), net.JoinHostPort("127.0.0.1", "0"))
+	if err != nil {
+		return err
+	}
+	j.store = rendezvous.Serve(ln, rendezvous.ServerOptions{
+		Secret: j.secret, JobID: o.JobID, Generation: o.Generation, Logger: o.Logger,
+	})
+	if j.alive[0], j.alive[1], err = os.Pipe(); err != nil {
+		return fmt.Errorf("launch: %w", err)
+	}
+	name, err := livenessName(j.alive[0])
+	if err != nil {
+		return fmt.Errorf("launch: liveness pipe: %w", err)
+	}
+	env, err := newEnvironment(o, j.secret, j.store.Addr(), name)
+	if err != nil {
+		return err
+	}
+	for n := range o.NProc {
+		r, err := newRank(o, env, j.alive[0], n)
+		if err != nil {
+			return err
+		}
+		j.ranks = append(j.ranks, r)
+	}
+	return nil
+}
+
+func (j *job) release() {
+	if j.store != nil {
+		_ = j.store.Close()
+	}
+	for _, f := range j.alive {
+		if f != nil {
+			_ = f.Close()
+		}
+	}
+	for _, r := range j.ranks {
+		if r.log != nil {
+			_ = r.log.Close()
+		}
+	}
+	signal.Stop(j.signals)
+}
+
+// start starts all ranks, or none: those that were started are killed when a
+// later one can't be.
+func (j *job) start() error {
+	if !j.o.KeepSignals {
+		signal.Notify(j.signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2)
+	}
+	for i, r := range j.ranks {
+		if err := r.start(j.o, &j.mux, []byte(j.secret.Reveal())); err != nil {
+			for _, s := range j.ranks[:i] {
+				s.stop(unix.SIGKILL)
+				s.wait()
+			}
+			return err
+		}
+	}
+	for _, r := range j.ranks {
+		j.running++
+		go func() {
+			o := r.wait()
+			j.exits <- exit{o, time.Now()}
+		}()
+	}
+	j.o.Logger.Debug("ranks started", "nproc", j.o.NProc, "job", j.o.JobID, "generation", j.o.Generation, "store", j.store.Addr().String())
+	return nil
+}
+
+// watch handles what happens until the last rank has ended.
+func (j *job) watch(ctx context.Context) error {
+	done := ctx.Done()
+	for j.running > 0 {
+		select {
+		case e := <-j.exits:
+			j.running--
+			j.ended(e)
+		case s := <-j.signals:
+			j.forward(s.(syscall.Signal))
+		case <-done:
+			done = nil
+			j.stop(context.Cause(ctx))
+		case <-j.settled:
+			j.settled = nil
+			j.stop(nil)
+		case <-j.deadline:
+			j.deadline = nil
+			j.o.Logger.Warn("ranks did not stop in time: killing them", "grace", j.o.Grace, "running", j.running)
+			j.signalAll(unix.SIGKILL)
+		}
+	}
+	return j.verdict()
+}
+
+// ended books one rank's end.
+func (j *job) ended(e exit) {
+	j.o.Logger.Debug("rank ended", "rank", e.Rank, "code", e.ExitCode, "signal", e.Signal)
+	switch {
+	case e.ok():
+		return
+	case j.failed == nil && j.stopped == nil:
+		j.failed = &e
+		if j.running > 0 && !j.stopping {
+			j.settled = time.After(settle)
+		}
+		return
+	case j.settled != nil && j.failed.signal == 0 && e.signal != 0 && !e.ByUs:
+		// The one that was killed is the cause, whoever was seen first.
+		*j.failed, e = e, *j.failed
+	}
+	j.others = append(j.others, e.Outcome)
+}
+
+// forward passes a signal on. SIGINT and SIGTERM go to the whole groups, as
+// from a terminal, and end the job; a second one kills it.
+func (j *job) forward(s syscall.Signal) {
+	if s == syscall.SIGUSR1 || s == syscall.SIGUSR2 {
+		for _, r := range j.ranks {
+			r.signal(s, false)
+		}
+		return
+	}
+	if j.stopping {
+		j.signalAll(unix.SIGKILL)
+		return
+	}
+	j.begin(&SignalError{s}, s)
+}
+
+// stop asks all ranks to end, once.
+func (j *job) stop(why error) {
+	if !j.stopping {
+		j.begin(why, unix.SIGTERM)
+	}
+}
+
+func (j *job) begin(why error, s syscall.Signal) {
+	j.stopping = true
+	if j.failed == nil {
+		j.stopped = why
+	}
+	j.deadline = time.After(j.o.Grace)
+	j.signalAll(s)
+}
+
+func (j *job) signalAll(s syscall.Signal) {
+	for _, r := range j.ranks {
+		r.stop(s)
+	}
+}
+
+// verdict is what Launch returns. A job that ends well after it was told to
+// stop by a signal has ended well: it may have saved its state.
+func (j *job) verdict() error {
+	if j.failed == nil {
+		var s *SignalError
+		if errors.As(j.stopped, &s) && len(j.others) == 0 {
+			return nil
+		}
+		return j.stopped
+	}
+	f := j.failed
+	r := j.ranks[f.Rank]
+	e := &RankError{
+		Outcome: f.Outcome, Stderr: r.err.last(), Hurt: j.others,
+		Time: f.at, Elapsed: f.at.Sub(r.started),
+	}
+	if f.signal == unix.SIGKILL && !f.ByUs {
+		e.Hint = readMemory("/").hint(j.before)
+	}
+	if r.log != nil {
+		e.Log = r.log.Name()
+		if err := e.write(j.o.Dir); err != nil {
+			j.o.Logger.Warn("the error file could not be written", "dir", j.o.Dir, "err", err)
+		}
+	}
+	return e
+}
