@@ -55,10 +55,16 @@ func (v *vec) fn(name, signature, doc string) {
 	v.held, v.mask, v.index = map[uint32]reg.VecVirtual{}, nil, nil
 }
 
-// end returns.
+// end returns, and interleaves the function's chains.
 func (v *vec) end() {
 	v.VZEROUPPER()
 	v.RET()
+	file, err := v.Result()
+	if err != nil {
+		panic(err)
+	}
+	f := file.Functions()[len(file.Functions())-1]
+	f.Nodes = interleave(f.Nodes)
 }
 
 func (v *vec) reg() reg.VecVirtual {
@@ -156,13 +162,10 @@ func (v *vec) label(name string) string {
 }
 
 // each runs body over n elements: unroll vectors at a time, then one, then the
-// last elements under a mask. body(u) handles vector u of the group.
+// last elements under a mask. body(u) handles vector u of the group; the bodies
+// of a group are interleaved, so they may not depend on one another.
 func (v *vec) each(n reg.Register, unroll int, body func(u int)) {
-	v.blocks(n, unroll, func(vecs int) {
-		for u := range vecs {
-			body(u)
-		}
-	})
+	v.blocks(n, unroll, func(vecs int) { v.chains(vecs, body) })
 }
 
 // blocks is each for a body that handles a group of vecs vectors at once.

@@ -43,7 +43,14 @@ const (
 	oneBits = 0x3f800000
 )
 
-// holdExp keeps expPoly's constants in registers; AVX2 as many as it can spare.
+// group is how many chains of these functions run side by side. Two are as fast
+// as can be measured, and leave AVX2 registers for a few constants.
+const group = 2
+
+// spare is how many registers AVX2 has left for constants beside two chains.
+const spare = 5
+
+// holdExp keeps expOf's constants in registers, AVX2 the first few of them.
 func (v *vec) holdExp(few int) {
 	v.hold(few, log2E, magic, ln2, expCoef[3], ln2Low, expCoef[2], expCoef[1], expCoef[0], half, one)
 }
@@ -118,9 +125,9 @@ func (v *vec) expInRange(x reg.VecVirtual) reg.VecVirtual {
 func (v *vec) exp() {
 	v.fn("exp", "func(dst, src []float32)", "computes dst = exp(src).")
 	dst, src, n := v.ptr("dst"), v.ptr("src"), v.len("dst")
-	v.holdExp(10)
+	v.holdExp(spare)
 	v.hold(0, f32(89), expLow, oneBits)
-	v.each(n, 1, func(u int) {
+	v.each(n, group, func(u int) {
 		x := v.load(src, u)
 		v.VMINPS(x, v.kreg(f32(89)), x)
 		v.VMAXPS(x, v.kreg(expLow), x)
@@ -148,7 +155,7 @@ func (v *vec) log() {
 	v.fn("log", "func(dst, src []float32)", "computes dst = log(src).")
 	dst, src, n := v.ptr("dst"), v.ptr("src"), v.len("dst")
 	v.hold(0, append(logCoef[:], sqrtHalf, minNormal, one, half, ln2, ln2Low, f32(0x1p23), f32(-23), f32(math.Inf(1)), f32(math.Inf(-1)), canonicalNaN)...)
-	v.each(n, 1, func(u int) {
+	v.each(n, group, func(u int) {
 		x := v.load(src, u)
 		// Denormals are scaled into the normal range; m·2^e = x, m in [√½, √2).
 		m, e, scaled := v.reg(), v.reg(), v.reg()
@@ -195,9 +202,9 @@ func (v *vec) logSpecials(x, y reg.VecVirtual) {
 func (v *vec) tanh() {
 	v.fn("tanh", "func(dst, src []float32)", "computes dst = tanh(src).")
 	dst, src, n := v.ptr("dst"), v.ptr("src"), v.len("dst")
-	v.holdExp(9)
+	v.holdExp(spare)
 	v.hold(0, signBit, ^uint32(signBit), f32(-2), f32(-20), f32(2), oneBits)
-	v.each(n, 1, func(u int) {
+	v.each(n, group, func(u int) {
 		x := v.load(src, u)
 		a := v.reg()
 		v.VANDPS(v.k(^uint32(signBit)), x, a)
@@ -226,9 +233,9 @@ func (v *vec) tanh() {
 func (v *vec) sigmoid() {
 	v.fn("sigmoid", "func(dst, src []float32)", "computes dst = 1/(1+exp(−src)).")
 	dst, src, n := v.ptr("dst"), v.ptr("src"), v.len("dst")
-	v.holdExp(9)
+	v.holdExp(spare)
 	v.hold(0, signBit, expLow, f32(0x1p-64), uint32(127+64)<<23, 0)
-	v.each(n, 1, func(u int) {
+	v.each(n, group, func(u int) {
 		x, a := v.load(src, u), v.reg()
 		v.VORPS(v.k(signBit), x, a)
 		z := v.expNegative(a)
@@ -253,9 +260,9 @@ const geluRoot = 0.7978845608028653558799
 func (v *vec) gelu() {
 	v.fn("gelu", "func(y, x []float32)", "computes the tanh form of GELU.")
 	dst, src, n := v.ptr("y"), v.ptr("x"), v.len("y")
-	v.holdExp(10)
+	v.holdExp(spare)
 	v.hold(0, geluC, geluA, f32(88.7), f32(-87), oneBits)
-	v.each(n, 1, func(u int) {
+	v.each(n, group, func(u int) {
 		x := v.load(src, u)
 		q, z := v.reg(), v.kcopy(geluC)
 		v.VMULPS(x, x, q)
@@ -272,9 +279,9 @@ func (v *vec) gelu() {
 func (v *vec) geluGrad() {
 	v.fn("geluGrad", "func(dx, x, dy []float32)", "computes dx = dy·gelu′(x).")
 	dst, src, grad, n := v.ptr("dx"), v.ptr("x"), v.ptr("dy"), v.len("dx")
-	v.holdExp(8)
+	v.holdExp(spare)
 	v.hold(0, geluC, geluA, geluA3, f32(10), f32(-10), oneBits)
-	v.each(n, 1, func(u int) {
+	v.each(n, group, func(u int) {
 		// Beyond ±10 the slope is 0 or 1, and nothing below overflows within.
 		x := v.load(src, u)
 		v.VMINPS(x, v.kreg(f32(10)), x)
@@ -303,7 +310,7 @@ func (v *vec) geluGrad() {
 func (v *vec) shifted(shift string) (src reg.Register, exp func(u int) reg.VecVirtual) {
 	src = v.ptr("src")
 	s := v.scalar(shift)
-	v.holdExp(8)
+	v.holdExp(spare)
 	v.hold(0, expLow, f32(0x1p-64), uint32(127+64)<<23)
 	return src, func(u int) reg.VecVirtual {
 		x := v.load(src, u)
@@ -316,7 +323,7 @@ func (v *vec) expSum() {
 	v.fn("expSum", "func(dst, src []float32, max float32) float32", "computes dst = exp(src − max) and its sum.")
 	dst, n := v.ptr("dst"), v.len("dst")
 	_, exp := v.shifted("max")
-	acc := v.zeros(2)
+	acc := v.zeros(group)
 	v.each(n, len(acc), func(u int) {
 		p := exp(u)
 		v.store(p, dst, u)
@@ -331,7 +338,7 @@ func (v *vec) sumExp() {
 	v.fn("sumExp", "func(src []float32, max float32) float32", "is the sum of exp(src − max).")
 	n := v.len("src")
 	_, exp := v.shifted("max")
-	acc := v.zeros(2)
+	acc := v.zeros(group)
 	v.each(n, len(acc), func(u int) {
 		p := exp(u)
 		v.zeroRest(p)
@@ -345,7 +352,7 @@ func (v *vec) expScale() {
 	v.fn("expScale", "func(dst, src []float32, shift, factor float32)", "computes dst = factor·exp(src − shift).")
 	dst, n, f := v.ptr("dst"), v.len("dst"), v.scalar("factor")
 	_, exp := v.shifted("shift")
-	v.each(n, 1, func(u int) {
+	v.each(n, group, func(u int) {
 		p := exp(u)
 		v.VMULPS(f, p, p)
 		v.store(p, dst, u)

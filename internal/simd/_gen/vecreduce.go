@@ -35,7 +35,7 @@ func vecReduce(v *vec) {
 		v.fn("reduceF32"+c.name, "func(dst, a, b []float32)", "combines float32.")
 		dst, a, b, n := v.ptr("dst"), v.ptr("a"), v.ptr("b"), v.len("dst")
 		v.hold(1, canonicalNaN)
-		v.each(n, basicUnroll, func(u int) {
+		v.each(n, 2, func(u int) {
 			x, y := v.load(a, u), v.load(b, u)
 			c.f(v, x, y)
 			v.store(x, dst, u)
