@@ -32,7 +32,7 @@ const (
 
 // gemmArgs is what a micro-kernel gets. It multiplies Tiles tiles of rows, one
 // below the other, by one panel of B. Strides count elements. The assembly
-// knows the offsets (_gen/gemm.go), counts tiles down and moves b and k on.
+// knows the offsets (_gen/gemm.go), counts tiles down and moves k and offB on.
 type gemmArgs struct {
 	k, tiles   int
 	a          []float32
@@ -47,6 +47,7 @@ type gemmArgs struct {
 	mask       int // the columns of the last vector that exist, one bit each
 	tileB      int // from one tile's first row of B to the next one's
 	tileK      int // added to k after each tile
+	offB       int // bytes from b to the tile's first row; b itself must stay a valid pointer
 }
 
 // gemmTable holds the matrix micro-kernels of one instruction set.
@@ -203,7 +204,7 @@ func (r *gemmRun) tiles(c []float32, ldC int) {
 		if s.tiles == 0 {
 			continue
 		}
-		a.tiles, a.k, a.tileK, a.tileB = s.tiles, r.depth, 0, 0
+		a.tiles, a.k, a.tileK, a.tileB, a.offB = s.tiles, r.depth, 0, 0, 0
 		a.b, a.c, a.ldC = b, c[s.row*ldC:], ldC
 		row := r.top + s.row
 		if r.aCs == tileByTile {

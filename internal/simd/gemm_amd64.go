@@ -32,3 +32,14 @@ func avx512Gemm() gemmTable {
 	t.copyRows[0], t.copyRows[1] = copyRows32, copyRows16
 	return t
 }
+
+// attentionTableFor returns the attention kernels of an instruction set.
+func attentionTableFor(isa ISA) attentionTable {
+	switch isa {
+	case AVX2:
+		return attentionTable{softmaxRowsAVX2, gradRowsAVX2, dotRowsAVX2, scaleRowsAVX2}
+	case AVX512:
+		return attentionTable{softmaxRowsAVX512, gradRowsAVX512, dotRowsAVX512, scaleRowsAVX512}
+	}
+	return portableAttention()
+}

@@ -84,8 +84,6 @@ nobias:
 store:
 	VMOVUPS Y0, (DX)
 	ADDQ    R8, DX
-	DECQ    8(AX)
-	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
@@ -93,9 +91,8 @@ store:
 	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	JMP     tile
-
-done:
+	DECQ    8(AX)
+	JNZ     tile
 	VZEROUPPER
 	RET
 
@@ -200,8 +197,6 @@ store:
 	ADDQ    R8, DX
 	VMOVUPS Y1, (DX)
 	ADDQ    R8, DX
-	DECQ    8(AX)
-	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
@@ -209,9 +204,8 @@ store:
 	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	JMP     tile
-
-done:
+	DECQ    8(AX)
+	JNZ     tile
 	VZEROUPPER
 	RET
 
@@ -335,8 +329,6 @@ store:
 	ADDQ    R8, DX
 	VMOVUPS Y2, (DX)
 	ADDQ    R8, DX
-	DECQ    8(AX)
-	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
@@ -344,9 +336,8 @@ store:
 	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	JMP     tile
-
-done:
+	DECQ    8(AX)
+	JNZ     tile
 	VZEROUPPER
 	RET
 
@@ -495,8 +486,6 @@ store:
 	ADDQ    R8, DX
 	VMOVUPS Y3, (DX)
 	ADDQ    R8, DX
-	DECQ    8(AX)
-	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
@@ -504,9 +493,8 @@ store:
 	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	JMP     tile
-
-done:
+	DECQ    8(AX)
+	JNZ     tile
 	VZEROUPPER
 	RET
 
@@ -674,8 +662,6 @@ store:
 	ADDQ    R8, DX
 	VMOVUPS Y4, (DX)
 	ADDQ    R8, DX
-	DECQ    8(AX)
-	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
@@ -683,9 +669,8 @@ store:
 	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	JMP     tile
-
-done:
+	DECQ    8(AX)
+	JNZ     tile
 	VZEROUPPER
 	RET
 
@@ -872,8 +857,6 @@ store:
 	ADDQ    R8, DX
 	VMOVUPS Y5, (DX)
 	ADDQ    R8, DX
-	DECQ    8(AX)
-	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
@@ -881,9 +864,8 @@ store:
 	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	JMP     tile
-
-done:
+	DECQ    8(AX)
+	JNZ     tile
 	VZEROUPPER
 	RET
 
@@ -985,8 +967,6 @@ store:
 	VMOVUPS Y0, (DX)
 	VMOVUPS Y1, 32(DX)
 	ADDQ    R8, DX
-	DECQ    8(AX)
-	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
@@ -994,9 +974,8 @@ store:
 	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	JMP     tile
-
-done:
+	DECQ    8(AX)
+	JNZ     tile
 	VZEROUPPER
 	RET
 
@@ -1127,8 +1106,6 @@ store:
 	VMOVUPS Y2, (DX)
 	VMOVUPS Y3, 32(DX)
 	ADDQ    R8, DX
-	DECQ    8(AX)
-	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
@@ -1136,9 +1113,8 @@ store:
 	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	JMP     tile
-
-done:
+	DECQ    8(AX)
+	JNZ     tile
 	VZEROUPPER
 	RET
 
@@ -1298,8 +1274,6 @@ store:
 	VMOVUPS Y4, (DX)
 	VMOVUPS Y5, 32(DX)
 	ADDQ    R8, DX
-	DECQ    8(AX)
-	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
@@ -1307,9 +1281,8 @@ store:
 	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	JMP     tile
-
-done:
+	DECQ    8(AX)
+	JNZ     tile
 	VZEROUPPER
 	RET
 
@@ -1504,8 +1477,6 @@ store:
 	VMOVUPS Y6, (DX)
 	VMOVUPS Y7, 32(DX)
 	ADDQ    R8, DX
-	DECQ    8(AX)
-	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
@@ -1513,9 +1484,8 @@ store:
 	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	JMP     tile
-
-done:
+	DECQ    8(AX)
+	JNZ     tile
 	VZEROUPPER
 	RET
 
@@ -1739,8 +1709,6 @@ store:
 	VMOVUPS Y8, (DX)
 	VMOVUPS Y9, 32(DX)
 	ADDQ    R8, DX
-	DECQ    8(AX)
-	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
@@ -1748,9 +1716,8 @@ store:
 	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	JMP     tile
-
-done:
+	DECQ    8(AX)
+	JNZ     tile
 	VZEROUPPER
 	RET
 
@@ -2003,8 +1970,6 @@ store:
 	VMOVUPS Y10, (DX)
 	VMOVUPS Y11, 32(DX)
 	ADDQ    R8, DX
-	DECQ    8(AX)
-	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
@@ -2012,8 +1977,7 @@ store:
 	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	JMP     tile
-
-done:
+	DECQ    8(AX)
+	JNZ     tile
 	VZEROUPPER
 	RET

@@ -85,8 +85,6 @@ nobias:
 store:
 	VMOVUPS Z0, K1, (DX)
 	ADDQ    R8, DX
-	DECQ    8(AX)
-	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
@@ -94,9 +92,8 @@ store:
 	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	JMP     tile
-
-done:
+	DECQ    8(AX)
+	JNZ     tile
 	VZEROUPPER
 	RET
 
@@ -202,8 +199,6 @@ store:
 	ADDQ    R8, DX
 	VMOVUPS Z1, K1, (DX)
 	ADDQ    R8, DX
-	DECQ    8(AX)
-	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
@@ -211,9 +206,8 @@ store:
 	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	JMP     tile
-
-done:
+	DECQ    8(AX)
+	JNZ     tile
 	VZEROUPPER
 	RET
 
@@ -338,8 +332,6 @@ store:
 	ADDQ    R8, DX
 	VMOVUPS Z2, K1, (DX)
 	ADDQ    R8, DX
-	DECQ    8(AX)
-	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
@@ -347,9 +339,8 @@ store:
 	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	JMP     tile
-
-done:
+	DECQ    8(AX)
+	JNZ     tile
 	VZEROUPPER
 	RET
 
@@ -499,8 +490,6 @@ store:
 	ADDQ    R8, DX
 	VMOVUPS Z3, K1, (DX)
 	ADDQ    R8, DX
-	DECQ    8(AX)
-	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
@@ -508,9 +497,8 @@ store:
 	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	JMP     tile
-
-done:
+	DECQ    8(AX)
+	JNZ     tile
 	VZEROUPPER
 	RET
 
@@ -679,8 +667,6 @@ store:
 	ADDQ    R8, DX
 	VMOVUPS Z4, K1, (DX)
 	ADDQ    R8, DX
-	DECQ    8(AX)
-	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
@@ -688,9 +674,8 @@ store:
 	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	JMP     tile
-
-done:
+	DECQ    8(AX)
+	JNZ     tile
 	VZEROUPPER
 	RET
 
@@ -878,8 +863,6 @@ store:
 	ADDQ    R8, DX
 	VMOVUPS Z5, K1, (DX)
 	ADDQ    R8, DX
-	DECQ    8(AX)
-	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
@@ -887,9 +870,8 @@ store:
 	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	JMP     tile
-
-done:
+	DECQ    8(AX)
+	JNZ     tile
 	VZEROUPPER
 	RET
 
@@ -1102,8 +1084,6 @@ store:
 	ADDQ    R8, DX
 	VMOVUPS Z6, K1, (DX)
 	ADDQ    R8, DX
-	DECQ    8(AX)
-	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
@@ -1111,9 +1091,8 @@ store:
 	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	JMP     tile
-
-done:
+	DECQ    8(AX)
+	JNZ     tile
 	VZEROUPPER
 	RET
 
@@ -1345,8 +1324,6 @@ store:
 	ADDQ    R8, DX
 	VMOVUPS Z7, K1, (DX)
 	ADDQ    R8, DX
-	DECQ    8(AX)
-	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
@@ -1354,9 +1331,8 @@ store:
 	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	JMP     tile
-
-done:
+	DECQ    8(AX)
+	JNZ     tile
 	VZEROUPPER
 	RET
 
@@ -1607,8 +1583,6 @@ store:
 	ADDQ    R8, DX
 	VMOVUPS Z8, K1, (DX)
 	ADDQ    R8, DX
-	DECQ    8(AX)
-	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
@@ -1616,9 +1590,8 @@ store:
 	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	JMP     tile
-
-done:
+	DECQ    8(AX)
+	JNZ     tile
 	VZEROUPPER
 	RET
 
@@ -1894,8 +1867,6 @@ store:
 	ADDQ    R8, DX
 	VMOVUPS Z9, K1, (DX)
 	ADDQ    R8, DX
-	DECQ    8(AX)
-	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
@@ -1903,9 +1874,8 @@ store:
 	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	JMP     tile
-
-done:
+	DECQ    8(AX)
+	JNZ     tile
 	VZEROUPPER
 	RET
 
@@ -2200,8 +2170,6 @@ store:
 	ADDQ    R8, DX
 	VMOVUPS Z10, K1, (DX)
 	ADDQ    R8, DX
-	DECQ    8(AX)
-	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
@@ -2209,9 +2177,8 @@ store:
 	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	JMP     tile
-
-done:
+	DECQ    8(AX)
+	JNZ     tile
 	VZEROUPPER
 	RET
 
@@ -2525,8 +2492,6 @@ store:
 	ADDQ    R8, DX
 	VMOVUPS Z11, K1, (DX)
 	ADDQ    R8, DX
-	DECQ    8(AX)
-	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
@@ -2534,9 +2499,8 @@ store:
 	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	JMP     tile
-
-done:
+	DECQ    8(AX)
+	JNZ     tile
 	VZEROUPPER
 	RET
 
@@ -2640,8 +2604,6 @@ store:
 	VMOVUPS Z0, (DX)
 	VMOVUPS Z1, K1, 64(DX)
 	ADDQ    R8, DX
-	DECQ    8(AX)
-	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
@@ -2649,9 +2611,8 @@ store:
 	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	JMP     tile
-
-done:
+	DECQ    8(AX)
+	JNZ     tile
 	VZEROUPPER
 	RET
 
@@ -2785,8 +2746,6 @@ store:
 	VMOVUPS Z2, (DX)
 	VMOVUPS Z3, K1, 64(DX)
 	ADDQ    R8, DX
-	DECQ    8(AX)
-	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
@@ -2794,9 +2753,8 @@ store:
 	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	JMP     tile
-
-done:
+	DECQ    8(AX)
+	JNZ     tile
 	VZEROUPPER
 	RET
 
@@ -2960,8 +2918,6 @@ store:
 	VMOVUPS Z4, (DX)
 	VMOVUPS Z5, K1, 64(DX)
 	ADDQ    R8, DX
-	DECQ    8(AX)
-	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
@@ -2969,9 +2925,8 @@ store:
 	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	JMP     tile
-
-done:
+	DECQ    8(AX)
+	JNZ     tile
 	VZEROUPPER
 	RET
 
@@ -3171,8 +3126,6 @@ store:
 	VMOVUPS Z6, (DX)
 	VMOVUPS Z7, K1, 64(DX)
 	ADDQ    R8, DX
-	DECQ    8(AX)
-	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
@@ -3180,9 +3133,8 @@ store:
 	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	JMP     tile
-
-done:
+	DECQ    8(AX)
+	JNZ     tile
 	VZEROUPPER
 	RET
 
@@ -3412,8 +3364,6 @@ store:
 	VMOVUPS Z8, (DX)
 	VMOVUPS Z9, K1, 64(DX)
 	ADDQ    R8, DX
-	DECQ    8(AX)
-	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
@@ -3421,9 +3371,8 @@ store:
 	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	JMP     tile
-
-done:
+	DECQ    8(AX)
+	JNZ     tile
 	VZEROUPPER
 	RET
 
@@ -3683,8 +3632,6 @@ store:
 	VMOVUPS Z10, (DX)
 	VMOVUPS Z11, K1, 64(DX)
 	ADDQ    R8, DX
-	DECQ    8(AX)
-	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
@@ -3692,9 +3639,8 @@ store:
 	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	JMP     tile
-
-done:
+	DECQ    8(AX)
+	JNZ     tile
 	VZEROUPPER
 	RET
 
@@ -3990,8 +3936,6 @@ store:
 	VMOVUPS Z12, (DX)
 	VMOVUPS Z13, K1, 64(DX)
 	ADDQ    R8, DX
-	DECQ    8(AX)
-	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
@@ -3999,9 +3943,8 @@ store:
 	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	JMP     tile
-
-done:
+	DECQ    8(AX)
+	JNZ     tile
 	VZEROUPPER
 	RET
 
@@ -4327,8 +4270,6 @@ store:
 	VMOVUPS Z14, (DX)
 	VMOVUPS Z15, K1, 64(DX)
 	ADDQ    R8, DX
-	DECQ    8(AX)
-	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
@@ -4336,9 +4277,8 @@ store:
 	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	JMP     tile
-
-done:
+	DECQ    8(AX)
+	JNZ     tile
 	VZEROUPPER
 	RET
 
@@ -4694,8 +4634,6 @@ store:
 	VMOVUPS Z16, (DX)
 	VMOVUPS Z17, K1, 64(DX)
 	ADDQ    R8, DX
-	DECQ    8(AX)
-	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
@@ -4703,9 +4641,8 @@ store:
 	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	JMP     tile
-
-done:
+	DECQ    8(AX)
+	JNZ     tile
 	VZEROUPPER
 	RET
 
@@ -5097,8 +5034,6 @@ store:
 	VMOVUPS Z18, (DX)
 	VMOVUPS Z19, K1, 64(DX)
 	ADDQ    R8, DX
-	DECQ    8(AX)
-	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
@@ -5106,9 +5041,8 @@ store:
 	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	JMP     tile
-
-done:
+	DECQ    8(AX)
+	JNZ     tile
 	VZEROUPPER
 	RET
 
@@ -5530,8 +5464,6 @@ store:
 	VMOVUPS Z20, (DX)
 	VMOVUPS Z21, K1, 64(DX)
 	ADDQ    R8, DX
-	DECQ    8(AX)
-	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
@@ -5539,9 +5471,8 @@ store:
 	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	JMP     tile
-
-done:
+	DECQ    8(AX)
+	JNZ     tile
 	VZEROUPPER
 	RET
 
@@ -5993,8 +5924,6 @@ store:
 	VMOVUPS Z22, (DX)
 	VMOVUPS Z23, K1, 64(DX)
 	ADDQ    R8, DX
-	DECQ    8(AX)
-	JZ      done
 	MOVQ    56(AX), R9
 	LEAQ    (CX)(R9*4), CX
 	MOVQ    168(AX), R9
@@ -6002,8 +5931,7 @@ store:
 	ADDQ    R9, 184(AX)
 	MOVQ    176(AX), R9
 	ADDQ    R9, (AX)
-	JMP     tile
-
-done:
+	DECQ    8(AX)
+	JNZ     tile
 	VZEROUPPER
 	RET

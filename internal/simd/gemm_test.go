@@ -43,6 +43,7 @@ func TestGemmArgsOffsets(t *testing.T) {
 		"bias": {unsafe.Offsetof(g.bias), 128}, "accumulate": {unsafe.Offsetof(g.accumulate), 152},
 		"mask":  {unsafe.Offsetof(g.mask), 160},
 		"tileB": {unsafe.Offsetof(g.tileB), 168}, "tileK": {unsafe.Offsetof(g.tileK), 176},
+		"offB": {unsafe.Offsetof(g.offB), 184},
 	}
 	for name, o := range offsets {
 		if unsafe.Sizeof(uintptr(0)) == 8 && o[0] != o[1] {
@@ -116,11 +117,12 @@ func (c *gemmCase) check(t interface{ Fatalf(string, ...any) }) {
 			var sum, scale float64
 			if g.Accumulate {
 				sum = float64(c.before[i*g.N+j])
+				scale = math.Abs(sum)
 			}
 			if g.Bias != nil {
 				sum += float64(g.Bias[j])
+				scale += math.Abs(float64(g.Bias[j]))
 			}
-			scale = math.Abs(sum)
 			for k := range g.K {
 				x := float64(g.A[i*g.RsA+k*g.CsA]) * float64(g.B[k*g.RsB+j*g.CsB])
 				sum, scale = sum+x, scale+math.Abs(x)

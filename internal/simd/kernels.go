@@ -40,9 +40,10 @@ func Supported() []ISA { return append([]ISA{Portable}, machineISAs()...) }
 // Kernels is the set of kernels for one instruction set. Its methods may be
 // called from any number of goroutines at once: it holds no mutable state.
 type Kernels struct {
-	isa  ISA
-	gemm gemmTable
-	vec  vecTable
+	isa       ISA
+	gemm      gemmTable
+	attention attentionTable
+	vec       vecTable
 }
 
 // For returns the kernels of an instruction set. It fails if this machine
@@ -51,7 +52,7 @@ func For(isa ISA) (*Kernels, error) {
 	if s := Supported(); !slices.Contains(s, isa) {
 		return nil, fmt.Errorf("simd: kernels for %v: this machine has only %v", isa, s)
 	}
-	return &Kernels{isa: isa, gemm: gemmTableFor(isa), vec: vecTableFor(isa)}, nil
+	return &Kernels{isa: isa, gemm: gemmTableFor(isa), attention: attentionTableFor(isa), vec: vecTableFor(isa)}, nil
 }
 
 // ISA is the instruction set that k was made for.

@@ -113,10 +113,8 @@ func (t *tile) generate(name string) {
 	t.start()
 	t.loop()
 	t.epilogue()
-	// The pointer to B lives where the garbage collector looks: it must not move
-	// on behind the last tile, out of its object.
-	t.DECQ(t.arg(argTiles))
-	t.JZ(LabelRef("done"))
+	// The pointer to B lies where the garbage collector looks: an offset moves
+	// on instead, so that it never leaves its object.
 	step := t.GP64()
 	t.MOVQ(t.arg(argTileA), step)
 	t.LEAQ(Mem{Base: t.base, Index: step, Scale: 4}, t.base)
@@ -125,8 +123,8 @@ func (t *tile) generate(name string) {
 	t.ADDQ(step, t.arg(argOffB))
 	t.MOVQ(t.arg(argTileK), step)
 	t.ADDQ(step, t.arg(argK))
-	t.JMP(LabelRef("tile"))
-	t.Label("done")
+	t.DECQ(t.arg(argTiles))
+	t.JNZ(LabelRef("tile"))
 	t.VZEROUPPER()
 	t.RET()
 }
