@@ -57,6 +57,9 @@ type Config struct {
 	// SampleTokens is the length of the text generated at the end; 0 is none.
 	SampleTokens int
 
+	// Stop, once closed, ends the run after the step under way, on all ranks and
+	// as if it were the last; nil never does.
+	Stop <-chan struct{}
 	// Logger gets the rank's own log; nil discards.
 	Logger *slog.Logger
 }

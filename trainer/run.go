@@ -1,0 +1,211 @@
+package trainer
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"gorgonia.org/gorgonia"
+
+	"github.com/tandem-go/tandem"
+	"github.com/tandem-go/tandem/data"
+	"github.com/tandem-go/tandem/ddp"
+	"github.com/tandem-go/tandem/models/gpt2mini"
+)
+
+// Observer is told how a run goes, on rank 0 only. Nil fields are skipped.
+type Observer struct {
+	// Started is called once the ranks have met and agreed.
+	Started func(*Info)
+	// Step is called after every optimizer step; the value is reused.
+	Step func(*Metrics)
+}
+
+// Info describes a run that is about to start.
+type Info struct {
+	Device     string
+	WorldSize  int
+	Params     int // trainable elements
+	Vocab      int
+	Buckets    int
+	BucketCap  float64 // MiB
+	TokensStep int     // of all ranks
+}
+
+// Run trains on this rank until Config.Steps or an error, and evaluates. All
+// ranks call it with the same configuration.
+func Run(ctx context.Context, g *tandem.Group, c Config, obs Observer) (*Result, error) {
+	if err := c.Validate(); err != nil {
+		return nil, err
+	}
+	text, err := c.LoadText()
+	if err != nil {
+		return nil, err
+	}
+	r := &run{c: c, g: g, text: text, obs: obs}
+	if err := r.open(ctx); err != nil {
+		return nil, err
+	}
+	res, err := r.train(ctx)
+	if cerr := r.close(); err == nil {
+		err = cerr
+	}
+	return res, err
+}
+
+// run is one rank's state.
+type run struct {
+	c     Config
+	g     *tandem.Group
+	text  *data.Text
+	obs   Observer
+	model *gpt2mini.Model
+	ddp   *ddp.DDP
+	eval  *evaluator
+
+	sampler  data.Sampler
+	tokens   []int // one micro-step's
+	targets  []int
+	metrics  *metricsFile
+	line     Metrics
+	rates    []float64
+}
+
+func (r *run) open(ctx context.Context) (err error) {
+	c := &r.c
+	if r.model, err = gpt2mini.New(c.model(len(r.text.Vocab), c.Batch)); err != nil {
+		return err
+	}
+	if err := r.model.Init(uint64(c.Seed)); err != nil {
+		return err
+	}
+	loss, err := scaled(r.model.Loss, c.GradAccum)
+	if err != nil {
+		return err
+	}
+	opts, err := c.ddpOptions()
+	if err != nil {
+		return err
+	}
+	opts.Device = r.g.Device
+	if r.ddp, err = ddp.New(ctx, r.g.Comm, loss, r.model.Params, opts); err != nil {
+		return err
+	}
+	n := c.Batch * c.Block
+	r.tokens, r.targets = make([]int, n), make([]int, n)
+	r.sampler = data.Sampler{Tokens: r.text.Train, Block: c.Block, Seed: c.Seed}
+	if r.eval, err = newEvaluator(r); err != nil {
+		return err
+	}
+	dir := c.Out
+	if r.g.Rank != 0 {
+		dir = ""
+	}
+	r.metrics, err = openMetrics(dir)
+	return err
+}
+
+// scaled divides the loss by the number of micro-steps, whose gradients are
+// summed: the step then equals one on the joined batch.
+func scaled(loss *gorgonia.Node, accum int) (*gorgonia.Node, error) {
+	if accum == 1 {
+		return loss, nil
+	}
+	return gorgonia.Mul(loss, gorgonia.NewConstant(1/float32(accum), gorgonia.WithName("1/grad-accum")))
+}
+
+func (r *run) close() error {
+	err := r.metrics.close()
+	if cerr := r.ddp.Close(); err == nil {
+		err = cerr
+	}
+	return err
+}
+
+func (r *run) train(ctx context.Context) (*Result, error) {
+	r.started()
+	c := &r.c
+	res := &Result{}
+	for step := 0; step < c.Steps && !r.ddp.Stopped(); step++ {
+		m, err := r.step(ctx, step)
+		if err != nil {
+			return nil, err
+		}
+		if (step+1)%c.EvalEvery == 0 || step+1 == c.Steps || r.ddp.Stopped() {
+			loss, err := r.eval.run(ctx)
+			if err != nil {
+				return nil, fmt.Errorf("evaluating after step %d: %w", step+1, err)
+			}
+			m.ValLoss, res.ValLoss = &loss, loss
+		}
+		res.Steps, res.Loss = m.Step, m.Loss
+		if err := r.report(m); err != nil {
+			return nil, err
+		}
+	}
+	res.TokensPerS = median(r.rates)
+	if c.SampleTokens > 0 && r.g.Rank == 0 {
+		var err error
+		if res.Sample, err = r.sample(ctx); err != nil {
+			return nil, fmt.Errorf("sampling: %w", err)
+		}
+	}
+	// Who leaves first would look like a failure to those still at work.
+	return res, r.g.Comm.Barrier(ctx)
+}
+
+// step runs one optimizer step, its micro-steps included, to its end.
+func (r *run) step(ctx context.Context, step int) (*Metrics, error) {
+	select {
+	case <-r.c.Stop:
+		r.ddp.RequestStop()
+	default:
+	}
+	start := time.Now()
+	perRank := r.c.Batch * r.c.GradAccum
+	var err error
+	for micro := range r.c.GradAccum {
+		first := r.g.Rank*perRank + micro*r.c.Batch
+		r.sampler.Fill(r.tokens, r.targets, step, first)
+		if err := r.model.SetBatch(r.tokens, r.targets); err != nil {
+			return nil, err
+		}
+		if err := r.model.SetDropoutKey(r.c.Seed, step, first); err != nil {
+			return nil, err
+		}
+		if micro < r.c.GradAccum-1 {
+			err = r.ddp.NoSync(func() error { return r.ddp.Step(ctx) })
+		} else {
+			err = r.ddp.Step(ctx)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	if err := r.ddp.Sync(ctx); err != nil {
+		return nil, err
+	}
+	return r.measure(step, time.Since(start)), nil
+}
+
+func (r *run) report(m *Metrics) error {
+	r.c.Logger.Info("step", "step", m.Step, "loss", m.Loss, "ms", m.StepMS, "exposed_ms", m.ExposedCommMS)
+	if r.g.Rank != 0 {
+		return nil
+	}
+	r.rates = append(r.rates, m.TokensPerS)
+	if r.obs.Step != nil {
+		r.obs.Step(m)
+	}
+	return r.metrics.write(m)
+}
+
+func median(x []float64) float64 {
+	if len(x) == 0 {
+		return 0
+	}
+	s := slices.Clone(x)
+	slices.Sort(s)
+	return s[len(s)/2]
+}
