@@ -120,12 +120,11 @@ func matmul(t testing.TB, m, n, k int) call {
 	return call{kind: device.MatMul, in: []arg{floats(a, m, k), floats(x, k, n)}, out: []arg{garbage(m, n)}}
 }
 
-// The kernels of one layer of the preset «small» (N = 512, D = 384, H = 6, T = 128).
-func BenchmarkKernels(b *testing.B) {
-	const n, d, h, seq, v = 512, 384, 6, 128, 65
+// layer is every kind of kernel that a training step has, with N rows of D
+// features in sequences of T, H heads and V classes.
+func layer(t testing.TB, n, d, h, seq, v int) map[string]call {
 	f := func(shape ...int) arg {
-		t := device.Tensor{Shape: shape}
-		x := make([]float32, t.Elems())
+		x := make([]float32, device.Tensor{Shape: shape}.Elems())
 		for i := range x {
 			x[i] = float32(i%13)/13 - 0.4
 		}
@@ -137,26 +136,37 @@ func BenchmarkKernels(b *testing.B) {
 		tokens[i] = int64(i * 7 % v)
 	}
 	idx := ints(tokens, n)
-	for name, c := range map[string]call{
-		"matmul":         matmul(b, n, 4*d, d),
-		"matmul-grad-w":  {kind: device.MatMul, attr: device.Attr{TransA: true}, in: []arg{f(n, d), f(n, 4*d)}, out: []arg{f(d, 4*d)}},
-		"matmul-grad-x":  {kind: device.MatMul, attr: device.Attr{TransB: true}, in: []arg{f(n, 4*d), f(d, 4*d)}, out: []arg{f(n, d)}},
-		"col-sum":        {kind: device.ColSum, in: []arg{f(n, 4*d)}, out: []arg{f(4 * d)}},
-		"gelu":           {kind: device.GELU, in: []arg{f(n, 4*d)}, out: []arg{f(n, 4*d)}},
-		"gelu-grad":      {kind: device.GELUGrad, in: []arg{f(n, 4*d), f(n, 4*d)}, out: []arg{f(n, 4*d)}},
-		"layer-norm":     {kind: device.LayerNorm, attr: at, in: []arg{f(n, d), f(d), f(d)}, state: []arg{f(n), f(n)}, out: []arg{f(n, d)}},
-		"layer-norm-dx":  {kind: device.LayerNormGradInput, in: []arg{f(n, d), f(d), f(n, d)}, state: []arg{f(n), f(n)}, out: []arg{f(n, d)}},
-		"layer-norm-dgb": {kind: device.LayerNormGradGamma, in: []arg{f(n, d), f(n, d)}, state: []arg{f(n), f(n), f(d)}, out: []arg{f(d)}},
-		"attention":      {kind: device.Attention, attr: at, in: []arg{f(n, 3*d)}, state: []arg{f(n * h)}, out: []arg{f(n, d)}},
-		"attention-grad": {kind: device.AttentionGrad, attr: at, in: []arg{f(n, 3*d), f(n, d), f(n, d)}, state: []arg{f(n * h)}, out: []arg{f(n, 3*d)}},
-		"embedding":      {kind: device.Embedding, attr: at, in: []arg{f(v, d), f(seq, d), idx}, out: []arg{f(n, d)}},
-		"embedding-grad": {kind: device.EmbeddingGradToken, in: []arg{idx, f(n, d)}, out: []arg{f(v, d)}},
-		"cross-entropy":  {kind: device.CrossEntropy, attr: at, in: []arg{f(n, v), idx}, state: []arg{f(n), f(1)}, out: []arg{f()}},
-		"dropout":        {kind: device.Dropout, attr: at, in: []arg{f(n, d), ints([]int64{1, 2, 3}, 3)}, out: []arg{f(n, d)}},
-		"add":            {kind: device.Binary, attr: device.Attr{Func: device.Add}, in: []arg{f(n, d), f(n, d)}, out: []arg{f(n, d)}},
-		"adamw":          {kind: device.AdamW, in: []arg{f(1 << 20), floats(hyper(), device.HyperLen)}, out: []arg{f(1 << 20), f(1 << 20), f(1 << 20)}},
-		"sum-squares":    {kind: device.SumSquares, in: []arg{f(1 << 20)}, out: []arg{doubles([]float64{0}, 1)}},
-	} {
+	return map[string]call{
+		"matmul":             matmul(t, n, 4*d, d),
+		"matmul-grad-w":      {kind: device.MatMul, attr: device.Attr{TransA: true}, in: []arg{f(n, d), f(n, 4*d)}, out: []arg{f(d, 4*d)}},
+		"matmul-grad-x":      {kind: device.MatMul, attr: device.Attr{TransB: true}, in: []arg{f(n, 4*d), f(d, 4*d)}, out: []arg{f(n, d)}},
+		"col-sum":            {kind: device.ColSum, in: []arg{f(n, 4*d)}, out: []arg{f(4 * d)}},
+		"gelu":               {kind: device.GELU, in: []arg{f(n, 4*d)}, out: []arg{f(n, 4*d)}},
+		"gelu-grad":          {kind: device.GELUGrad, in: []arg{f(n, 4*d), f(n, 4*d)}, out: []arg{f(n, 4*d)}},
+		"layer-norm":         {kind: device.LayerNorm, attr: at, in: []arg{f(n, d), f(d), f(d)}, state: []arg{f(n), f(n)}, out: []arg{f(n, d)}},
+		"layer-norm-dx":      {kind: device.LayerNormGradInput, in: []arg{f(n, d), f(d), f(n, d)}, state: []arg{f(n), f(n)}, out: []arg{f(n, d)}},
+		"layer-norm-dgb":     {kind: device.LayerNormGradGamma, in: []arg{f(n, d), f(n, d)}, state: []arg{f(n), f(n), f(d)}, out: []arg{f(d)}},
+		"attention":          {kind: device.Attention, attr: at, in: []arg{f(n, 3*d)}, state: []arg{f(n * h)}, out: []arg{f(n, d)}},
+		"attention-grad":     {kind: device.AttentionGrad, attr: at, in: []arg{f(n, 3*d), f(n, d), f(n, d)}, state: []arg{f(n * h)}, out: []arg{f(n, 3*d)}},
+		"embedding":          {kind: device.Embedding, attr: at, in: []arg{f(v, d), f(seq, d), idx}, out: []arg{f(n, d)}},
+		"embedding-grad":     {kind: device.EmbeddingGradToken, in: []arg{idx, f(n, d)}, out: []arg{f(v, d)}},
+		"cross-entropy":      {kind: device.CrossEntropy, attr: at, in: []arg{f(n, v), idx}, state: []arg{f(n), f(1)}, out: []arg{f()}},
+		"dropout":            {kind: device.Dropout, attr: at, in: []arg{f(n, d), ints([]int64{1, 2, 3}, 3)}, out: []arg{f(n, d)}},
+		"add":                {kind: device.Binary, attr: device.Attr{Func: device.Add}, in: []arg{f(n, d), f(n, d)}, out: []arg{f(n, d)}},
+		"adamw":              {kind: device.AdamW, in: []arg{f(1 << 20), floats(hyper(), device.HyperLen)}, out: []arg{f(1 << 20), f(1 << 20), f(1 << 20)}},
+		"cross-entropy-grad": {kind: device.CrossEntropyGrad, attr: at, in: []arg{f(n, v), idx, f()}, state: []arg{f(n), f(1)}, out: []arg{f(n, v)}},
+		"position-grad":      {kind: device.EmbeddingGradPosition, attr: at, in: []arg{f(n, d)}, out: []arg{f(seq, d)}},
+		"sgd":                {kind: device.SGD, in: []arg{f(1 << 20), floats(hyper(), device.HyperLen)}, out: []arg{f(1 << 20), f(1 << 20)}},
+		"clip-scale":         {kind: device.ClipScale, in: []arg{doubles(make([]float64, 9), 9), floats(hyper(), device.HyperLen)}, out: []arg{f(device.HyperLen)}},
+		"scale":              {kind: device.Scale, in: []arg{f(n, d), f(1)}, out: []arg{f(n, d)}},
+		"batched-matmul":     {kind: device.BatchedMatMul, in: []arg{f(h, seq, 64), f(h, 64, seq)}, out: []arg{f(h, seq, seq)}},
+		"sum-squares":        {kind: device.SumSquares, in: []arg{f(1 << 20)}, out: []arg{doubles([]float64{0}, 1)}},
+	}
+}
+
+// The kernels of the preset «small» (N = 512, D = 384, H = 6, T = 128).
+func BenchmarkKernels(b *testing.B) {
+	for name, c := range layer(b, 512, 384, 6, 128, 65) {
 		for _, threads := range []int{1, 2} {
 			b.Run(fmt.Sprintf("%s/%d", name, threads), func(b *testing.B) { benchmarkKernel(b, threads, c) })
 		}
@@ -166,10 +176,7 @@ func BenchmarkKernels(b *testing.B) {
 func benchmarkKernel(b *testing.B, threads int, c call) {
 	dev := open(b, &Options{Threads: threads})
 	s := newStreamOf(b, dev)
-	k, err := dev.Compile(c.op())
-	if err != nil {
-		b.Skip(err)
-	}
+	k := compile(b, dev, c.op())
 	args := c.buffers(b, dev)
 	flops, bytes := device.Cost(c.op())
 	for b.Loop() {

@@ -43,6 +43,9 @@ var compilers = map[device.Kind]compiler{
 	device.LayerNormGradBeta:  {signature{in: types(f32, f32), state: types(f32), out: types(f32)}, compileLayerNormGradBeta},
 	device.LayerNormGradInput: {signature{in: types(f32, f32, f32), state: types(f32, f32), out: types(f32)}, compileLayerNormGradInput},
 
+	device.Attention:     {signature{in: types(f32), state: types(f32), out: types(f32)}, compileAttention},
+	device.AttentionGrad: {signature{in: types(f32, f32, f32), state: types(f32), out: types(f32)}, compileAttentionGrad},
+
 	device.Embedding:             {signature{in: types(f32, f32, i64), out: types(f32)}, compileEmbedding},
 	device.EmbeddingGradToken:    {signature{in: types(i64, f32), out: types(f32), accumulates: true}, compileEmbeddingGradToken},
 	device.EmbeddingGradPosition: {signature{in: types(f32), out: types(f32), accumulates: true}, compileEmbeddingGradPosition},

@@ -66,7 +66,7 @@ func (s *stream) Launch(k device.Kernel, args []device.Buffer) error {
 	}
 	kn, ok := k.(*kernel)
 	if !ok || kn.dev != s.dev {
-		return fmt.Errorf("cpu: kernel %q was not compiled by this device", k.Name())
+		return fmt.Errorf("cpu: launch of a kernel (%T) that was not compiled by this device", k)
 	}
 	if err := kn.check(args); err != nil {
 		return err

@@ -157,6 +157,22 @@ func TestSteadyStateAllocatesNothing(t *testing.T) {
 	}
 }
 
+// Without it a kernel could allocate in every launch.
+func TestKernelsAllocateNothing(t *testing.T) {
+	for _, threads := range []int{1, 3} {
+		d := open(t, &Options{Threads: threads})
+		s := newStreamOf(t, d)
+		for name, c := range layer(t, 256, 96, 3, 64, 65) {
+			k, args, ctx := compile(t, d, c.op()), c.buffers(t, d), t.Context()
+			var err error
+			require.Zero(t, testing.AllocsPerRun(20, func() {
+				err = errors.Join(err, s.Launch(k, args), s.Sync(ctx))
+			}), name)
+			require.NoError(t, err, name)
+		}
+	}
+}
+
 // Without it a token or target of the wrong vocabulary would read other memory.
 func TestIndexOutOfRange(t *testing.T) {
 	d := open(t, &Options{Threads: 2})
