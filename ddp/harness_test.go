@@ -271,3 +271,14 @@ func (c *counter) AllGather(s device.Stream, dst, src device.Buffer, t dtype.Typ
 	*c.calls++
 	return c.Communicator.AllGather(s, dst, src, t, tag)
 }
+
+// deviceBuffer shortens signatures.
+type deviceBuffer = device.Buffer
+
+// newDevice is a device that ends with the test.
+func newDevice(t *testing.T) *cpu.Device {
+	dev, err := cpu.New(&cpu.Options{Threads: 1})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, dev.Close()) })
+	return dev
+}
