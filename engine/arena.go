@@ -38,6 +38,7 @@ func (p *Plan) allocate(s *scheduler) error {
 		if o.at = o.v.base.place; o.own != nil {
 			o.at = place{region: inArena, off: o.own.off, n: o.v.t.Bytes()}
 		}
+		o.buf = p.buffer(o.at)
 	}
 	p.states = s.states
 	return p.fillConstants()

@@ -134,11 +134,10 @@ func TestGradientsAreWrittenToTheirPlaces(t *testing.T) {
 		build(p)
 		r := compile(t, d, p, nil)
 		_, want := r.run()
-		_, bufs := bindBuffers(t, d, r.Plan)
+		bindBuffers(t, d, r.Plan)
 		_, got := r.run()
 		require.Equal(t, want, got, name)
 		for i, q := range r.Params() {
-			require.Equal(t, &bufs[i], &bufs[i])
 			if q.OwnGrad {
 				g, err := p.params[i].Grad()
 				require.NoError(t, err)

@@ -154,4 +154,4 @@ func (p *Plan) BackwardStart() device.Event { return p.backwardStart }
 
 // LossBuffer holds the loss once a run has passed ForwardDone, until the next
 // run: one element of the loss's type.
-func (p *Plan) LossBuffer() device.Buffer { return p.buffer(p.outputs[0].at) }
+func (p *Plan) LossBuffer() device.Buffer { return p.outputs[0].buf }

@@ -62,7 +62,7 @@ var hazards = []struct {
 		return "", false
 	}},
 	{"large constant", func(f *forward, v *value) (string, bool) {
-		if typeName(v.op) != "gorgonia.constantTensor" || !strings.ContainsAny(fmt.Sprintf("%v", v.known), "⋯…⋮") {
+		if typeName(v.op) != "gorgonia.constantTensor" || !strings.Contains(fmt.Sprintf("%v", v.known), "...") {
 			return "", false
 		}
 		return "gorgonia tells constants apart by their printed form, which leaves out the middle of this one: a different constant of the same ends is the same node; use an input", false

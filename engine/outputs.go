@@ -17,7 +17,7 @@ func (p *Plan) BindOutputs() error {
 		return errors.New("engine: BindOutputs before a run")
 	}
 	for _, o := range p.outputs {
-		mem, ok := p.buffer(o.at).HostBytes()
+		mem, ok := o.buf.HostBytes()
 		if !ok {
 			return errors.New("engine: outputs can be bound only where the host can read the device's memory")
 		}

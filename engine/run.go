@@ -207,7 +207,7 @@ func (p *Plan) resolveStep(st *step) {
 func (p *Plan) resolveCopy(st *step) {
 	src := p.of(st.v)
 	if st.out != nil {
-		st.set = []call{{dst: p.buffer(st.out.at), src: src}}
+		st.set = []call{{dst: st.out.buf, src: src}}
 		return
 	}
 	dst := p.gradBufs[st.grad]

@@ -45,6 +45,7 @@ type step struct {
 type output struct {
 	v    *value
 	at   place
+	buf  device.Buffer
 	bind bool // the node itself gets the value
 	into []*gorgonia.Value
 	own  *item // its copy, where the value's memory isn't the plan's
