@@ -1,0 +1,74 @@
+package tandem
+
+import (
+	"context"
+	"errors"
+	"os"
+
+	"github.com/tandem-go/tandem/launch"
+	"github.com/tandem-go/tandem/rendezvous"
+)
+
+// Run runs f as one rank of a job. Started as a rank (by torchrun, mpirun,
+// srun, tandem's launcher, or with Options.WorldSize) it calls Init, f and
+// Close. Started by hand it starts this executable NProc times with the same
+// arguments, and returns when all ranks have ended; f then runs in the
+// children only, so what comes before Run should be cheap and free of side
+// effects. NProc 1 runs f here, without a child.
+//
+// The error of a job of children is a *launch.RankError, which names the rank
+// that failed first and carries its exit code: os.Exit(launch.ExitCode(err)).
+// f's context ends with ctx, and with a cause when the communicator fails is
+// not its affair: a collective that fails returns its error to f.
+func Run(ctx context.Context, o *Options, f func(context.Context, *Group) error) error {
+	opts, err := o.validate()
+	if err != nil {
+		return err
+	}
+	e, err := rendezvous.Find(opts.flags(), os.LookupEnv)
+	if errors.Is(err, rendezvous.ErrInside) && o != nil && o.NProc > 0 {
+		// A tool that a rank started, told to start a job of its own.
+		opts.Logger.Warn("the variables of the rank that started this process are ignored", "err", err)
+		e, err = rendezvous.Env{WorldSize: 1, LocalWorldSize: 1, Source: rendezvous.SourceNone}, nil
+	}
+	if err != nil {
+		return err
+	}
+	if e.Source == rendezvous.SourceNone && opts.NProc > 1 {
+		return opts.start(ctx, e)
+	}
+	g, err := initRank(ctx, opts, e)
+	if err != nil {
+		return err
+	}
+	err = f(ctx, g)
+	return errors.Join(err, g.Close())
+}
+
+// start runs this executable once for each rank.
+func (o *Options) start(ctx context.Context, e rendezvous.Env) error {
+	for _, n := range e.Notes {
+		o.Logger.Warn(n)
+	}
+	_, line, loud, err := thisMachine().choose(o.Backend)
+	if err != nil {
+		return err
+	}
+	o.tell(line, loud)
+	l := o.Launch
+	l.NProc = o.NProc
+	if l.Threads, err = o.threads(o.NProc); err != nil {
+		return err
+	}
+	if l.Logger == nil {
+		l.Logger = o.Logger
+	}
+	if len(l.Args) == 0 {
+		exe, err := os.Executable()
+		if err != nil {
+			return err
+		}
+		l.Args = append([]string{exe}, os.Args[1:]...)
+	}
+	return launch.Launch(ctx, l)
+}
