@@ -122,41 +122,51 @@ func divideHalf(dst, src []uint16, divisor float32, widen func(uint16) float32, 
 	}
 }
 
-// combine is one reduction on floats. The builtin min and max have the order
-// of zeros and the NaNs that ReduceOp promises.
-func combine[T float32 | float64](op ReduceOp, a, b T) T {
-	switch op {
-	case ReduceMin:
-		return min(a, b)
-	case ReduceMax:
-		return max(a, b)
-	case ReduceProd:
-		return a * b
-	}
-	return a + b
-}
-
-func reduceFloatGo[T float32 | float64]() (fs [reduceOps]func(dst, a, b []T)) {
+// reduceFloatGo makes the four reductions, canonical NaNs included. The builtin
+// min and max have the order of zeros and the NaNs that ReduceOp promises.
+func reduceFloatGo[T float32 | float64]() [reduceOps]func(dst, a, b []T) {
 	nan := T(math.Float64frombits(canonicalNaN64))
-	for op := range fs {
-		fs[op] = func(dst, a, b []T) {
-			for i := range dst {
-				v := combine(ReduceOp(op), a[i], b[i])
-				if v != v {
-					v = nan
-				}
-				dst[i] = v
-			}
+	quiet := func(v T) T {
+		if v != v {
+			return nan
 		}
+		return v
 	}
-	return fs
+	return [...]func(dst, a, b []T){
+		ReduceSum: func(dst, a, b []T) {
+			for i := range dst {
+				dst[i] = quiet(a[i] + b[i])
+			}
+		},
+		ReduceMin: func(dst, a, b []T) {
+			for i := range dst {
+				dst[i] = quiet(min(a[i], b[i]))
+			}
+		},
+		ReduceMax: func(dst, a, b []T) {
+			for i := range dst {
+				dst[i] = quiet(max(a[i], b[i]))
+			}
+		},
+		ReduceProd: func(dst, a, b []T) {
+			for i := range dst {
+				dst[i] = quiet(a[i] * b[i])
+			}
+		},
+	}
 }
 
+// reduceHalfGo makes the reductions of a 16-bit type, in float32.
 func reduceHalfGo(widen func(uint16) float32, narrow func(float32) uint16) (fs [reduceOps]func(dst, a, b []uint16)) {
-	for op := range fs {
+	for op, combine := range [...]func(x, y float32) float32{
+		ReduceSum:  func(x, y float32) float32 { return x + y },
+		ReduceMin:  func(x, y float32) float32 { return min(x, y) },
+		ReduceMax:  func(x, y float32) float32 { return max(x, y) },
+		ReduceProd: func(x, y float32) float32 { return x * y },
+	} {
 		fs[op] = func(dst, a, b []uint16) {
 			for i := range dst {
-				dst[i] = narrow(canonical(combine(ReduceOp(op), widen(a[i]), widen(b[i]))))
+				dst[i] = narrow(canonical(combine(widen(a[i]), widen(b[i]))))
 			}
 		}
 	}

@@ -83,6 +83,18 @@ func TestReduceBits(t *testing.T) {
 	})
 }
 
+func combine(op ReduceOp, a, b float64) float64 {
+	switch op {
+	case ReduceMin:
+		return min(a, b)
+	case ReduceMax:
+		return max(a, b)
+	case ReduceProd:
+		return a * b
+	}
+	return a + b
+}
+
 // exact is a op b in unlimited precision, or NaN or an infinity.
 func exact(op ReduceOp, a, b float64) (*big.Float, float64) {
 	r := combine(op, a, b)
