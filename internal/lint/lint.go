@@ -29,6 +29,7 @@ const Module = "github.com/tandem-go/tandem"
 var imports = map[string][]string{
 	"dtype":                  {},
 	"device":                 {},
+	"device/devicetest":      {"device"},
 	"bucket":                 {},
 	"cpu":                    {"device", "internal/simd"},
 	"comm":                   {"device"},
