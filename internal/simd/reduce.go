@@ -67,9 +67,9 @@ func (k *Kernels) ScaleBytes(t dtype.Type, dst, src []byte, divisor int) {
 			d[i] = canonical64(s[i] / w)
 		}
 	case dtype.Float16:
-		divideHalf(view[uint16](dst), view[uint16](src), float32(divisor), f32FromF16, f16FromF32)
+		k.vec.divideF16(view[uint16](dst), view[uint16](src), float32(divisor))
 	case dtype.BFloat16:
-		divideHalf(view[uint16](dst), view[uint16](src), float32(divisor), f32FromBF16, bf16FromF32)
+		k.vec.divideBF16(view[uint16](dst), view[uint16](src), float32(divisor))
 	case dtype.Int32:
 		divideInt(view[int32](dst), view[int32](src), divisor)
 	case dtype.Int64:
@@ -116,9 +116,11 @@ func divideInt[T int32 | int64 | uint8](dst, src []T, divisor int) {
 	}
 }
 
-func divideHalf(dst, src []uint16, divisor float32, widen func(uint16) float32, narrow func(float32) uint16) {
-	for i := range dst {
-		dst[i] = narrow(canonical(widen(src[i]) / divisor))
+func divideHalfGo(widen func(uint16) float32, narrow func(float32) uint16) func(dst, src []uint16, s float32) {
+	return func(dst, src []uint16, s float32) {
+		for i := range dst {
+			dst[i] = narrow(canonical(widen(src[i]) / s))
+		}
 	}
 }
 

@@ -23,7 +23,7 @@ func (t *vecTable) useAVX2() {
 	t.expSum, t.sumExp, t.expScale = expSumAVX2, sumExpAVX2, expScaleAVX2
 	t.layerNorm, t.layerNormGradInput = layerNormAVX2, layerNormGradInputAVX2
 	t.layerNormGradParams = layerNormGradParamsAVX2
-	t.sumSquares = sumSquaresAVX2
+	t.sumSquares, t.dropout = sumSquaresAVX2, dropoutAVX2
 	t.adamW = func(param, grad, m, v []float32, c adamWCoef) { adamWAVX2(param, grad, m, v, &c.scale) }
 	t.sgd = func(param, grad, mom []float32, c sgdCoef) { sgdAVX2(param, grad, mom, &c.scale) }
 	t.reduceF32 = [...]func(dst, a, b []float32){reduceF32SumAVX2, reduceF32MinAVX2, reduceF32MaxAVX2, reduceF32ProdAVX2}
@@ -32,6 +32,7 @@ func (t *vecTable) useAVX2() {
 		bf16:      [...]combineHalf{reduceBF16SumAVX2, reduceBF16MinAVX2, reduceBF16MaxAVX2, reduceBF16ProdAVX2},
 		f32ToBF16: f32ToBF16AVX2, f32ToF16: f32ToF16AVX2,
 		bf16ToF32: bf16ToF32AVX2, f16ToF32: f16ToF32AVX2,
+		divideF16: divideF16AVX2, divideBF16: divideBF16AVX2,
 	})
 }
 
@@ -46,7 +47,7 @@ func (t *vecTable) useAVX512() {
 	t.expSum, t.sumExp, t.expScale = expSumAVX512, sumExpAVX512, expScaleAVX512
 	t.layerNorm, t.layerNormGradInput = layerNormAVX512, layerNormGradInputAVX512
 	t.layerNormGradParams = layerNormGradParamsAVX512
-	t.sumSquares = sumSquaresAVX512
+	t.sumSquares, t.dropout = sumSquaresAVX512, dropoutAVX512
 	t.adamW = func(param, grad, m, v []float32, c adamWCoef) { adamWAVX512(param, grad, m, v, &c.scale) }
 	t.sgd = func(param, grad, mom []float32, c sgdCoef) { sgdAVX512(param, grad, mom, &c.scale) }
 	t.reduceF32 = [...]func(dst, a, b []float32){reduceF32SumAVX512, reduceF32MinAVX512, reduceF32MaxAVX512, reduceF32ProdAVX512}
@@ -55,6 +56,7 @@ func (t *vecTable) useAVX512() {
 		bf16:      [...]combineHalf{reduceBF16SumAVX512, reduceBF16MinAVX512, reduceBF16MaxAVX512, reduceBF16ProdAVX512},
 		f32ToBF16: f32ToBF16AVX512, f32ToF16: f32ToF16AVX512,
 		bf16ToF32: bf16ToF32AVX512, f16ToF32: f16ToF32AVX512,
+		divideF16: divideF16AVX512, divideBF16: divideBF16AVX512,
 	})
 }
 
@@ -66,6 +68,8 @@ type halfKernels struct {
 	f16, bf16           [reduceOps]combineHalf
 	f32ToBF16, f32ToF16 func(dst []uint16, src []float32)
 	bf16ToF32, f16ToF32 func(dst []float32, src []uint16)
+
+	divideF16, divideBF16 func(dst, src []uint16, s float32)
 }
 
 // useHalves puts h over the portable kernels, which keep the last elements.
@@ -78,6 +82,8 @@ func (t *vecTable) useHalves(lanes int, h *halfKernels) {
 	t.f32ToF16 = wholeConvert(lanes, h.f32ToF16, t.f32ToF16)
 	t.bf16ToF32 = wholeConvert(lanes, h.bf16ToF32, t.bf16ToF32)
 	t.f16ToF32 = wholeConvert(lanes, h.f16ToF32, t.f16ToF32)
+	t.divideF16 = wholeDivide(lanes, h.divideF16, t.divideF16)
+	t.divideBF16 = wholeDivide(lanes, h.divideBF16, t.divideBF16)
 }
 
 func wholeCombine(lanes int, vectors, rest combineHalf) combineHalf {
@@ -93,5 +99,13 @@ func wholeConvert[D, S float32 | uint16](lanes int, vectors, rest func([]D, []S)
 		n := len(dst) &^ (lanes - 1)
 		vectors(dst[:n], src[:n])
 		rest(dst[n:], src[n:])
+	}
+}
+
+func wholeDivide(lanes int, vectors, rest func(dst, src []uint16, s float32)) func(dst, src []uint16, s float32) {
+	return func(dst, src []uint16, s float32) {
+		n := len(dst) &^ (lanes - 1)
+		vectors(dst[:n], src[:n], s)
+		rest(dst[n:], src[n:], s)
 	}
 }

@@ -28,6 +28,7 @@ type vecTable struct {
 	reduceF64                [reduceOps]func(dst, a, b []float64)
 	reduceF16, reduceBF16    [reduceOps]func(dst, a, b []uint16)
 	divideF32                scalarFunc
+	divideF16, divideBF16    func(dst, src []uint16, s float32)
 	f32ToBF16, f32ToF16      func(dst []uint16, src []float32)
 	bf16ToF32, f16ToF32      func(dst []float32, src []uint16)
 	dropout                  func(y, x []float32, key uint64, i0 int, threshold uint32, keep float32)
@@ -56,7 +57,8 @@ func portableVec() vecTable {
 		reduceF16:  reduceHalfGo(f32FromF16, f16FromF32),
 		reduceBF16: reduceHalfGo(f32FromBF16, bf16FromF32),
 		divideF32:  divideGo,
-		f32ToBF16:  narrowGo(bf16FromF32), f32ToF16: narrowGo(f16FromF32),
+		divideF16:  divideHalfGo(f32FromF16, f16FromF32), divideBF16: divideHalfGo(f32FromBF16, bf16FromF32),
+		f32ToBF16: narrowGo(bf16FromF32), f32ToF16: narrowGo(f16FromF32),
 		bf16ToF32: widenGo(f32FromBF16), f16ToF32: widenGo(f32FromF16),
 		dropout: dropoutGo,
 	}

@@ -62,6 +62,16 @@ func reduceF16ProdAVX2(dst []uint16, a []uint16, b []uint16)
 //go:noescape
 func reduceBF16ProdAVX2(dst []uint16, a []uint16, b []uint16)
 
+// divideF16AVX2 divides float16 in float32; whole vectors only.
+//
+//go:noescape
+func divideF16AVX2(dst []uint16, src []uint16, s float32)
+
+// divideBF16AVX2 divides bfloat16 in float32; whole vectors only.
+//
+//go:noescape
+func divideBF16AVX2(dst []uint16, src []uint16, s float32)
+
 // reduceF32SumAVX512 combines float32.
 //
 //go:noescape
@@ -121,3 +131,13 @@ func reduceF16ProdAVX512(dst []uint16, a []uint16, b []uint16)
 //
 //go:noescape
 func reduceBF16ProdAVX512(dst []uint16, a []uint16, b []uint16)
+
+// divideF16AVX512 divides float16 in float32; whole vectors only.
+//
+//go:noescape
+func divideF16AVX512(dst []uint16, src []uint16, s float32)
+
+// divideBF16AVX512 divides bfloat16 in float32; whole vectors only.
+//
+//go:noescape
+func divideBF16AVX512(dst []uint16, src []uint16, s float32)

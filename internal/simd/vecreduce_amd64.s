@@ -614,6 +614,70 @@ done36:
 	VZEROUPPER
 	RET
 
+// func divideF16AVX2(dst []uint16, src []uint16, s float32)
+// Requires: AVX, F16C
+TEXT ·divideF16AVX2(SB), NOSPLIT, $0-52
+	MOVQ         dst_base+0(FP), AX
+	MOVQ         src_base+24(FP), CX
+	MOVQ         dst_len+8(FP), DX
+	VBROADCASTSS s+48(FP), Y0
+	VMOVUPS      x7fc00000<>+0(SB), Y1
+	VMOVUPS      x00000001<>+0(SB), Y2
+	VMOVUPS      x00007fff<>+0(SB), Y2
+	XORQ         BX, BX
+	CMPQ         BX, DX
+	JGE          done38
+
+one37:
+	VCVTPH2PS (CX)(BX*2), Y2
+	VDIVPS    Y0, Y2, Y2
+	VCMPPS    $0x03, Y2, Y2, Y3
+	VBLENDVPS Y3, Y1, Y2, Y2
+	VCVTPS2PH $0x00, Y2, (AX)(BX*2)
+	ADDQ      $+8, BX
+	CMPQ      BX, DX
+	JLT       one37
+
+done38:
+	VZEROUPPER
+	RET
+
+// func divideBF16AVX2(dst []uint16, src []uint16, s float32)
+// Requires: AVX, AVX2
+TEXT ·divideBF16AVX2(SB), NOSPLIT, $0-52
+	MOVQ         dst_base+0(FP), AX
+	MOVQ         src_base+24(FP), CX
+	MOVQ         dst_len+8(FP), DX
+	VBROADCASTSS s+48(FP), Y0
+	VMOVUPS      x7fc00000<>+0(SB), Y1
+	VMOVUPS      x00000001<>+0(SB), Y2
+	VMOVUPS      x00007fff<>+0(SB), Y3
+	XORQ         BX, BX
+	CMPQ         BX, DX
+	JGE          done40
+
+one39:
+	VPMOVZXWD (CX)(BX*2), Y4
+	VPSLLD    $0x10, Y4, Y4
+	VDIVPS    Y0, Y4, Y4
+	VCMPPS    $0x03, Y4, Y4, Y5
+	VBLENDVPS Y5, Y1, Y4, Y4
+	VPSRLD    $0x10, Y4, Y5
+	VANDPS    Y2, Y5, Y5
+	VPADDD    Y3, Y4, Y4
+	VPADDD    Y5, Y4, Y4
+	VPSRLD    $0x10, Y4, Y4
+	VPACKUSDW Y4, Y4, Y4
+	VPERMQ    $0x08, Y4, Y4
+	VMOVUPS   X4, (AX)(BX*2)
+	ADDQ      $+8, BX
+	CMPQ      BX, DX
+	JLT       one39
+
+done40:
+	VZEROUPPER
+	RET
+
 // func reduceF32SumAVX512(dst []float32, a []float32, b []float32)
 // Requires: AVX, AVX512F
 TEXT ·reduceF32SumAVX512(SB), NOSPLIT, $0-72
@@ -1157,5 +1221,67 @@ one35:
 	JLT       one35
 
 done36:
+	VZEROUPPER
+	RET
+
+// func divideF16AVX512(dst []uint16, src []uint16, s float32)
+// Requires: AVX, AVX512F
+TEXT ·divideF16AVX512(SB), NOSPLIT, $0-52
+	MOVQ         dst_base+0(FP), AX
+	MOVQ         src_base+24(FP), CX
+	MOVQ         dst_len+8(FP), DX
+	VBROADCASTSS s+48(FP), Z0
+	VMOVUPS      x7fc00000<>+0(SB), Z1
+	VMOVUPS      x00000001<>+0(SB), Z2
+	VMOVUPS      x00007fff<>+0(SB), Z2
+	XORQ         BX, BX
+	CMPQ         BX, DX
+	JGE          done38
+
+one37:
+	VCVTPH2PS (CX)(BX*2), Z2
+	VDIVPS    Z0, Z2, Z2
+	VCMPPS    $0x03, Z2, Z2, K1
+	VBLENDMPS Z1, Z2, K1, Z2
+	VCVTPS2PH $0x00, Z2, (AX)(BX*2)
+	ADDQ      $+16, BX
+	CMPQ      BX, DX
+	JLT       one37
+
+done38:
+	VZEROUPPER
+	RET
+
+// func divideBF16AVX512(dst []uint16, src []uint16, s float32)
+// Requires: AVX, AVX512DQ, AVX512F
+TEXT ·divideBF16AVX512(SB), NOSPLIT, $0-52
+	MOVQ         dst_base+0(FP), AX
+	MOVQ         src_base+24(FP), CX
+	MOVQ         dst_len+8(FP), DX
+	VBROADCASTSS s+48(FP), Z0
+	VMOVUPS      x7fc00000<>+0(SB), Z1
+	VMOVUPS      x00000001<>+0(SB), Z2
+	VMOVUPS      x00007fff<>+0(SB), Z3
+	XORQ         BX, BX
+	CMPQ         BX, DX
+	JGE          done40
+
+one39:
+	VPMOVZXWD (CX)(BX*2), Z4
+	VPSLLD    $0x10, Z4, Z4
+	VDIVPS    Z0, Z4, Z4
+	VCMPPS    $0x03, Z4, Z4, K1
+	VBLENDMPS Z1, Z4, K1, Z4
+	VPSRLD    $0x10, Z4, Z5
+	VANDPS    Z2, Z5, Z5
+	VPADDD    Z3, Z4, Z4
+	VPADDD    Z5, Z4, Z4
+	VPSRLD    $0x10, Z4, Z4
+	VPMOVDW   Z4, (AX)(BX*2)
+	ADDQ      $+16, BX
+	CMPQ      BX, DX
+	JLT       one39
+
+done40:
 	VZEROUPPER
 	RET

@@ -19,6 +19,7 @@ var vecFamilies = []family{
 	{"vecoptim", bothWidths(vecOptim)},
 	{"vecreduce", bothWidths(vecReduce)},
 	{"vecconvert", bothWidths(vecConvert)},
+	{"vecdropout", bothWidths(vecDropout)},
 }
 
 // bothWidths generates a family for AVX2, then for AVX-512.

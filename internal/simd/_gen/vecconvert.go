@@ -55,6 +55,12 @@ func (v *vec) loadBF16(p reg.Register) reg.VecVirtual {
 	return r
 }
 
+// storeBF16 rounds to nearest even. NaNs must be canonical.
+func (v *vec) storeBF16(r reg.VecVirtual, p reg.Register) {
+	v.roundBF16(r)
+	v.storeWords(r, p)
+}
+
 // roundBF16 leaves in each element the upper half, rounded to nearest even;
 // wrong for NaNs that aren't canonical.
 func (v *vec) roundBF16(r reg.VecVirtual) {

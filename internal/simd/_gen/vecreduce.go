@@ -42,11 +42,23 @@ func vecReduce(v *vec) {
 		})
 		v.end()
 		v.reduceHalf("reduceF16"+c.name, "float16", c, v.loadF16, v.storeF16)
-		v.reduceHalf("reduceBF16"+c.name, "bfloat16", c, v.loadBF16, func(r reg.VecVirtual, p reg.Register) {
-			v.roundBF16(r)
-			v.storeWords(r, p)
-		})
+		v.reduceHalf("reduceBF16"+c.name, "bfloat16", c, v.loadBF16, v.storeBF16)
 	}
+	v.divideHalf("divideF16", "float16", v.loadF16, v.storeF16)
+	v.divideHalf("divideBF16", "bfloat16", v.loadBF16, v.storeBF16)
+}
+
+func (v *vec) divideHalf(name, what string, load func(reg.Register) reg.VecVirtual, store func(reg.VecVirtual, reg.Register)) {
+	v.fn(name, "func(dst, src []uint16, s float32)", "divides "+what+" in float32; whole vectors only.")
+	dst, src, n, s := v.ptr("dst"), v.ptr("src"), v.len("dst"), v.scalar("s")
+	v.hold(3, canonicalNaN, 1, 0x7fff)
+	v.whole(n, func() {
+		x := load(src)
+		v.VDIVPS(s, x, x)
+		v.canonical(x)
+		store(x, dst)
+	})
+	v.end()
 }
 
 func (v *vec) reduceHalf(name, what string, c combination, load func(reg.Register) reg.VecVirtual, store func(reg.VecVirtual, reg.Register)) {
