@@ -76,6 +76,7 @@ func TestAbortedRankEndsAll(t *testing.T) {
 // Without it a caller that gives up would hang, and so would the other ranks.
 func TestCancelledContextEndsAll(t *testing.T) {
 	cause := errors.New("the user pressed a key")
+	over := make(chan struct{})
 	errs := group{ranks: 2}.run(t, func(ctx context.Context, rank int, c comm.Communicator, o *Options) error {
 		m, d, err := setup(ctx, c, o)
 		if err != nil {
@@ -83,9 +84,10 @@ func TestCancelledContextEndsAll(t *testing.T) {
 		}
 		defer d.Close()
 		if rank == 1 {
-			<-ctx.Done() // never takes part
+			<-over // never takes part
 			return nil
 		}
+		defer close(over)
 		ctx, cancel := context.WithCancelCause(ctx)
 		time.AfterFunc(20*time.Millisecond, func() { cancel(cause) })
 		err = errors.Join(m.feed(0, 0), d.Step(ctx))

@@ -139,11 +139,11 @@ func gradientsOf(t *testing.T, m *model) [][]float32 {
 	dev := newDevice(t)
 	p, err := engine.Compile(dev, m.loss, m.params, &engine.Options{Reference: true})
 	require.NoError(t, err)
-	arena, err := dev.Alloc(64 * len(m.params))
-	require.NoError(t, err)
 	var bufs []deviceBuffer
-	for i, q := range p.Params() {
-		bufs = append(bufs, arena.Slice(64*i, q.Bytes()))
+	for _, q := range p.Params() {
+		b, err := dev.Alloc(q.Bytes())
+		require.NoError(t, err)
+		bufs = append(bufs, b)
 	}
 	require.NoError(t, p.BindGrads(bufs))
 	s, err := dev.NewStream(0)
