@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"os"
 	"runtime"
 	"time"
@@ -31,6 +32,13 @@ type Options struct {
 	// Env are "NAME=value" on top of this process's environment, of which the
 	// variables that say who a rank is are not passed on.
 	Env []string
+	// Wrap, if set, turns the command of a rank into another that runs it, such
+	// as one that enters a network namespace. It must pass on the environment
+	// and what descriptors it inherits.
+	Wrap func(rank int, args []string) []string
+	// Listener, if set, is where the launcher serves the store, which then
+	// closes it. nil means a free port of 127.0.0.1.
+	Listener net.Listener
 	// Foreign says that the command does not call Guard. On Linux the kernel is
 	// then asked to kill it when the launcher dies.
 	Foreign bool

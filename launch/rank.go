@@ -35,7 +35,11 @@ type rank struct {
 
 // newRank prepares a process and its log, and starts nothing.
 func newRank(o *Options, env *environment, alive *os.File, n int) (*rank, error) {
-	r := &rank{n: n, cmd: exec.Command(o.Args[0], o.Args[1:]...)}
+	args := o.Args
+	if o.Wrap != nil {
+		args = o.Wrap(n, slices.Clone(args))
+	}
+	r := &rank{n: n, cmd: exec.Command(args[0], args[1:]...)}
 	if r.cmd.Err != nil {
 		return nil, fmt.Errorf("launch: %w", r.cmd.Err)
 	}

@@ -51,11 +51,14 @@ func (r *reporter) finish(res *trainer.Result) {
 	}
 }
 
-// note prints a line for people; in JSON mode there is nobody to read it.
-func (r *reporter) note(format string, args ...any) {
-	if !r.json {
-		fmt.Fprintf(r.out, format+"\n", args...)
+func (r *reporter) start(i *trainer.Info, text, out string) {
+	if r.json {
+		return
 	}
+	fmt.Fprintf(r.out, "%d ranks, each on %s\n", i.WorldSize, i.Device)
+	fmt.Fprintf(r.out, "model: %s parameters, vocabulary of %d; %d buckets with a cap of %.2f MiB; %d tokens a step\n",
+		thousands(float64(i.Params)), i.Vocab, i.Buckets, i.BucketCap, i.TokensStep)
+	fmt.Fprintf(r.out, "text: %s\nout: %s\n", text, out)
 }
 
 func (r *reporter) encode(v any) {

@@ -1,0 +1,117 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tandem-go/tandem"
+	"github.com/tandem-go/tandem/bench"
+	"github.com/tandem-go/tandem/internal/netns"
+	"github.com/tandem-go/tandem/launch"
+)
+
+func newBench() *cobra.Command {
+	cmd := &cobra.Command{Use: "bench", Short: "Measure training steps", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
+	cmd.AddCommand(newBenchStep())
+	return cmd
+}
+
+// benchStep are the flags of bench step.
+type benchStep struct {
+	bench.StepConfig
+	nproc, threads  int
+	json            bool
+	rate, bucketCap string
+}
+
+func newBenchStep() *cobra.Command {
+	o := &benchStep{}
+	cmd := &cobra.Command{
+		Use:   "step",
+		Short: "Time a training step: normal, without communication, without overlap, interleaved",
+		Long: `Times a training step on random tokens in three modes that take turns, step by
+step: normal, without communication (what remains is compute) and without
+overlap (communication starts after the backward pass).
+
+hidden_share = 1 − (step − step_without_comm) / (step_without_overlap − step_without_comm)
+
+The last line is one JSON object; all times are medians in milliseconds.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return o.run(cmd.Context()) },
+	}
+	f := cmd.Flags()
+	f.SortFlags = false
+	f.StringVar(&o.Preset, "preset", "mini", "mini (V=256, B=8, T=64), small (V=65, B=4, T=128) or gpt2")
+	f.IntVar(&o.nproc, "nproc", 2, "ranks on this machine")
+	f.IntVar(&o.threads, "threads", 1, "compute threads per rank")
+	f.IntVar(&o.Steps, "steps", 60, "timed steps of each mode")
+	f.StringVar(&o.bucketCap, "bucket-cap-mb", "", "bucket size in MiB: a number or a list whose last value repeats (default: a sixteenth of the model)")
+	f.StringVar(&o.rate, "netns", "", "put each rank into a network namespace of its own behind a link of this rate, such as 1gbit (root, Linux)")
+	f.BoolVar(&o.json, "json", false, "print the JSON object only")
+	return cmd
+}
+
+func (o *benchStep) run(ctx context.Context) error {
+	if o.nproc < 1 || o.threads < 1 || o.Steps < 1 {
+		return fmt.Errorf("--nproc %d, --threads %d, --steps %d: all must be at least 1", o.nproc, o.threads, o.Steps)
+	}
+	var err error
+	if o.BucketCapMB, err = parseCaps(o.bucketCap); err != nil {
+		return err
+	}
+	l := launch.Options{Ranks: []int{0}, Passthrough: true}
+	if o.rate != "" && !launch.Launched() {
+		down, err := o.network(ctx, &l)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, down()) }()
+	}
+	err = tandem.Run(ctx, &tandem.Options{Backend: tandem.Ring, Threads: o.threads, NProc: o.nproc, Launch: l},
+		func(ctx context.Context, g *tandem.Group) error {
+			r, err := bench.Step(ctx, g, o.StepConfig)
+			if err != nil || g.Rank != 0 {
+				return err
+			}
+			return o.print(os.Stdout, r)
+		})
+	return err
+}
+
+// network makes the namespaces, and the store for their ranks in the first.
+func (o *benchStep) network(ctx context.Context, l *launch.Options) (down func() error, err error) {
+	if o.nproc < 2 {
+		return nil, errors.New("--netns: a network needs at least --nproc 2")
+	}
+	n, err := netns.Up(ctx, netns.Options{Ranks: o.nproc, Rate: o.rate})
+	if err != nil {
+		return nil, fmt.Errorf("--netns: %w", err)
+	}
+	if l.Listener, err = n.Listen(ctx, 0); err != nil {
+		return nil, errors.Join(err, n.Down())
+	}
+	l.Wrap = func(rank int, argv []string) []string {
+		return n.Command(rank, append([]string{"env", "TANDEM_HOST=" + n.Addr(rank)}, argv...))
+	}
+	return n.Down, nil
+}
+
+func (o *benchStep) print(w io.Writer, r *bench.StepResult) error {
+	if !o.json {
+		fmt.Fprintf(w, "%s, %d ranks × %s threads on %s, %d buckets, medians of %d steps\n",
+			r.Preset, r.WorldSize, strconv.Itoa(r.Threads), r.Device, r.Buckets, r.Steps)
+		fmt.Fprintf(w, "step %.2f ms (forward %.2f, backward %.2f, update %.2f); without communication %.2f, without overlap %.2f\n",
+			r.StepMS, r.ForwardMS, r.BackwardMS, r.OptimizerMS, r.NoCommMS, r.NoOverlapMS)
+		fmt.Fprintf(w, "communication %.2f ms, exposed %.2f, %.0f %% hidden; %s tokens/s, %.1f GFLOP/s a rank\n",
+			r.CommMS, r.ExposedCommMS, 100*r.HiddenShare, thousands(r.TokensPerS), r.GFLOPS)
+	}
+	return json.NewEncoder(w).Encode(r)
+}

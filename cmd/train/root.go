@@ -1,0 +1,165 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"runtime/debug"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/tandem-go/tandem"
+	"github.com/tandem-go/tandem/data"
+	"github.com/tandem-go/tandem/launch"
+	"github.com/tandem-go/tandem/trainer"
+)
+
+// newRoot is the command line; stop is closed when the run should end early.
+func newRoot(stop <-chan struct{}) *cobra.Command {
+	o := &options{}
+	o.train.Stop = stop
+	cmd := &cobra.Command{
+		Use:   "train",
+		Short: "Train GPT-2 on a text, data-parallel, with communication hidden behind the backward pass",
+		Long: `Trains GPT-2 on the characters of a text. Without flags it trains the mini
+model on Newton's Opticks with 2 ranks on this machine and prints a sample.
+
+The global batch is nproc × batch × grad-accum windows of block characters.
+Which windows a step sees depends on --seed and the step alone, so different
+numbers of ranks train alike.`,
+		Example: `  train --data book.txt --steps 2000 --out run1
+  train --preset small --nproc 4 --threads 2
+  torchrun --no-python --nproc-per-node 2 ./train --data book.txt`,
+		Args:          cobra.NoArgs,
+		Version:       version(),
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return o.run(cmd) },
+	}
+	o.addFlags(cmd.Flags())
+	cmd.Flags().SortFlags = false
+	cmd.AddCommand(newBench())
+	return cmd
+}
+
+// version is what `go build` recorded: the module's version or the commit.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	v := info.Main.Version
+	for _, s := range info.Settings {
+		if s.Key == "vcs.revision" && !strings.Contains(v, s.Value[:min(12, len(s.Value))]) {
+			v += " " + s.Value
+		}
+	}
+	return v + " " + info.GoVersion
+}
+
+// run checks everything that can be checked before ranks are started, so that
+// a mistake is one line, then trains.
+func (o *options) run(cmd *cobra.Command) error {
+	if err := o.resolve(cmd); err != nil {
+		return err
+	}
+	if err := o.findText(cmd.Context()); err != nil {
+		return err
+	}
+	if err := o.train.Validate(); err != nil {
+		return err
+	}
+	if _, err := o.train.LoadText(); err != nil {
+		return err
+	}
+	args, err := o.prepareOut()
+	if err != nil {
+		return err
+	}
+	out, closeOut := o.output()
+	logger := o.logger(out)
+	err = tandem.Run(cmd.Context(), &tandem.Options{
+		Backend: o.backend, Threads: o.threads, NProc: o.nproc, Logger: logger,
+		Launch: launch.Options{Args: args, Dir: o.out, Stdout: out, Ranks: []int{0}, Passthrough: true},
+	}, func(ctx context.Context, g *tandem.Group) error { return o.rank(ctx, g, out) })
+	return errors.Join(err, closeOut())
+}
+
+// findText settles on Newton's Opticks when no text was given.
+func (o *options) findText(ctx context.Context) error {
+	if o.train.Data != "" {
+		return nil
+	}
+	// runtime.GOROOT is empty in a binary built with -trimpath.
+	goroot, err := exec.CommandContext(ctx, "go", "env", "GOROOT").Output()
+	if err != nil {
+		goroot = []byte(os.Getenv("GOROOT"))
+	}
+	o.train.Data, err = data.DefaultFile(strings.TrimSpace(string(goroot)))
+	return err
+}
+
+// prepareOut makes the output directory and returns the ranks' command line,
+// which names it and the text, so that all ranks mean the same ones.
+func (o *options) prepareOut() ([]string, error) {
+	exe, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	if o.out == "" {
+		if o.out, err = os.MkdirTemp("", "tandem-train-"); err != nil {
+			return nil, fmt.Errorf("--out: %w", err)
+		}
+	}
+	if err := trainer.PrepareOut(o.out); err != nil {
+		return nil, err
+	}
+	o.train.Out = o.out
+	return append(append([]string{exe}, os.Args[1:]...), "--out="+o.out, "--data="+o.train.Data), nil
+}
+
+// output is where lines for people go: under a progress bar when this process
+// owns a terminal.
+func (o *options) output() (io.Writer, func() error) {
+	if o.json || launch.Launched() || !isTerminal(os.Stdout) {
+		return os.Stdout, func() error { return nil }
+	}
+	w := newBarWriter(os.Stdout)
+	return w, w.Close
+}
+
+// logger is this process's log. A rank that a launcher of ours watches logs to
+// its own file, in full; rank 0, whose output people see, and the parent say
+// what matters only.
+func (o *options) logger(out io.Writer) *slog.Logger {
+	switch {
+	case launch.Launched() && os.Getenv("RANK") != "0":
+		return slog.New(slog.NewTextHandler(os.Stderr, nil))
+	case launch.Launched() || o.json:
+		return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	}
+	return slog.New(&lineHandler{out: out})
+}
+
+// rank trains as one rank.
+func (o *options) rank(ctx context.Context, g *tandem.Group, out io.Writer) error {
+	c := o.train
+	c.Logger = o.logger(out)
+	r := &reporter{out: out, json: o.json, every: 10, total: c.Steps}
+	res, err := trainer.Run(ctx, g, c, trainer.Observer{
+		Started: func(i *trainer.Info) { r.start(i, c.Data, c.Out) },
+		Step:    r.observe,
+	})
+	if err != nil {
+		return err
+	}
+	if g.Rank == 0 {
+		r.finish(res)
+	}
+	return nil
+}
