@@ -65,7 +65,7 @@ func (p *Plan) BindParams(bufs []device.Buffer) error {
 
 // copyParam copies v, unless it is dst already.
 func (p *Plan) copyParam(dst []byte, i int, v gorgonia.Value) error {
-	t := device.Tensor{Shape: p.params[i].Shape, Type: p.params[i].Type}
+	t := p.params[i].tensor()
 	dt := p.nodes[i].Dtype()
 	src, _, strides, err := layoutOf(v, t, dt)
 	switch {

@@ -40,6 +40,9 @@ func Compile(dev device.Device, loss *gorgonia.Node, params gorgonia.Nodes, o *O
 	if p.host, err = hostMemory(dev); err != nil {
 		return nil, err
 	}
+	if p.opts.Poison && !p.host {
+		return nil, fmt.Errorf("engine: Options.Poison needs memory that the host can address, and %s has other", dev.Name())
+	}
 	if err := lower(dev, gr, p.opts); err != nil {
 		return nil, err
 	}
@@ -56,7 +59,20 @@ func Compile(dev device.Device, loss *gorgonia.Node, params gorgonia.Nodes, o *O
 	if err := p.allocate(s); err != nil {
 		return nil, err
 	}
+	p.logSummary()
 	return p, nil
+}
+
+// logSummary says what was made of the graph, and which ops have no kernel.
+func (p *Plan) logSummary() {
+	var do []string
+	for _, st := range p.steps {
+		if !st.copy && st.v.kernel == nil {
+			do = append(do, st.v.name())
+		}
+	}
+	p.opts.Logger.Debug("engine: compiled", "steps", len(p.steps), "params", len(p.params),
+		"bytes", p.arena.Len(), "without_kernel", do)
 }
 
 // check refuses what can't be compiled, or only to something wrong.
@@ -162,38 +178,42 @@ func (p *Plan) roots(gr *graph) error {
 	for _, o := range p.outputs {
 		fwd = append(fwd, o.v)
 	}
-	owners := map[*gorgonia.Node]int{}
 	if !p.opts.ForwardOnly {
 		for _, n := range p.nodes {
-			g := gr.byID[n.Deriv().ID()]
-			p.grads = append(p.grads, g)
-			owners[g.node]++
+			p.grads = append(p.grads, gr.byID[n.Deriv().ID()])
 		}
 	}
 	p.values = needed(gr, fwd, p.grads)
-	for i, n := range p.nodes {
-		t := device.Tensor{Shape: []int(n.Shape())}
-		if n.IsScalar() || len(t.Shape) == 0 {
-			t.Shape = nil
-		}
-		var ok bool
-		if t.Type, ok = typeOf(n.Dtype()); !ok || !t.Type.Float() {
-			return fmt.Errorf("engine: parameter %q has elements of %v, not float32 or float64", n.Name(), n.Dtype())
-		}
-		q := Param{Name: n.Name(), Shape: t.Shape, Type: t.Type}
-		if p.grads != nil {
-			g := p.grads[i]
-			if g.t.Type != t.Type || g.t.Elems() != t.Elems() {
-				return fmt.Errorf("engine: the gradient %s of parameter %q is %v, not %v", g.name(), q.Name, g.t, t)
-			}
-			q.OwnGrad = owners[g.node] == 1 && g.kind == computed
-		}
-		p.params = append(p.params, q)
-	}
 	for _, v := range p.values {
 		if v.kind == input {
 			p.inputs = append(p.inputs, v)
 		}
+	}
+	return p.describeParams()
+}
+
+func (p *Plan) describeParams() error {
+	owners := map[*gorgonia.Node]int{}
+	for _, g := range p.grads {
+		owners[g.node]++
+	}
+	for i, n := range p.nodes {
+		q := Param{Name: n.Name()}
+		if s := n.Shape(); !n.IsScalar() && len(s) > 0 {
+			q.Shape = []int(s)
+		}
+		var ok bool
+		if q.Type, ok = typeOf(n.Dtype()); !ok || !q.Type.Float() {
+			return fmt.Errorf("engine: parameter %q has elements of %v, not float32 or float64", q.Name, n.Dtype())
+		}
+		if p.grads != nil {
+			g := p.grads[i]
+			if g.t.Type != q.Type || g.t.Elems() != q.Elems() {
+				return fmt.Errorf("engine: the gradient %s of parameter %q is %v, not %v", g.name(), q.Name, g.t, q.tensor())
+			}
+			q.OwnGrad = owners[g.node] == 1 && g.kind == computed
+		}
+		p.params = append(p.params, q)
 	}
 	return nil
 }

@@ -67,11 +67,13 @@ type Param struct {
 	Direct bool
 }
 
+func (p Param) tensor() device.Tensor { return device.Tensor{Shape: p.Shape, Type: p.Type} }
+
 // Elems is the number of elements.
-func (p Param) Elems() int { return device.Tensor{Shape: p.Shape, Type: p.Type}.Elems() }
+func (p Param) Elems() int { return p.tensor().Elems() }
 
 // Bytes is the size in bytes.
-func (p Param) Bytes() int { return p.Elems() * p.Type.Size() }
+func (p Param) Bytes() int { return p.tensor().Bytes() }
 
 // Hooks are called by Run, in the order in which it enqueues work. An error
 // ends Run and is returned as it is. Nil fields are skipped.
@@ -152,6 +154,7 @@ func (p *Plan) ForwardDone() device.Event { return p.forwardDone }
 // A ForwardOnly plan never records it.
 func (p *Plan) BackwardStart() device.Event { return p.backwardStart }
 
-// LossBuffer holds the loss once a run has passed ForwardDone, until the next
-// run: one element of the loss's type.
+// LossBuffer holds the loss, one element of its type, from when a run has passed
+// ForwardDone until the next run. In a ForwardOnly plan it holds whatever node
+// was given as the loss.
 func (p *Plan) LossBuffer() device.Buffer { return p.outputs[0].buf }

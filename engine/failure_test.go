@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"hash"
 	"hash/fnv"
+	"math"
 	"runtime"
+	"strings"
 	"testing"
 
 	"github.com/chewxy/hm"
@@ -195,6 +197,8 @@ func TestOtherDevicesRefuseOpsWithoutKernel(t *testing.T) {
 	_, err := Compile(far{newDevice(t)}, p.loss, p.params, nil)
 	require.ErrorContains(t, err, `node 1 "Softmax{-1, false}()(%0)"`)
 	require.ErrorContains(t, err, "has no kernel for")
+	_, err = Compile(far{newDevice(t)}, p.loss, p.params, &Options{Poison: true})
+	require.ErrorContains(t, err, "Poison needs memory that the host can address")
 }
 
 // Without it a step would feed the garbage collector, and with it every pause.
@@ -223,4 +227,53 @@ func TestRunAllocatesNothing(t *testing.T) {
 	}
 	runtime.ReadMemStats(&after)
 	require.Less(t, after.Mallocs-before.Mallocs, uint64(50), "objects in 100 runs")
+}
+
+// Without it gorgonia.Grad's panics, such as that of a division of unlike
+// shapes, would end the process.
+func TestPanicsOfGradAreErrors(t *testing.T) {
+	p := newProblem(tensor.Float32)
+	w := p.param("w", 3)
+	y := G.NewUniqueNode(G.WithType(w.Type()), G.WithOp(&panicky{custom{"panicky", nil}}), G.WithChildren(G.Nodes{w}), G.In(p.g), G.WithShape(3))
+	p.loss = must(G.Sum(y))
+	_, err := Compile(newDevice(t), p.loss, p.params, nil)
+	require.ErrorContains(t, err, "gorgonia.Grad of node 2")
+	require.ErrorContains(t, err, "panicked: no derivative")
+}
+
+type panicky struct{ custom }
+
+func (p *panicky) DiffWRT(int) []bool { return []bool{true} }
+func (p *panicky) SymDiff(G.Nodes, *G.Node, *G.Node) (G.Nodes, error) {
+	panic("no derivative")
+}
+
+// Without it an evaluation would drop activations out.
+func TestForwardOnlyIsNotTraining(t *testing.T) {
+	d := newDevice(t)
+	for _, forward := range []bool{true, false, true} {
+		p := newProblem(tensor.Float32)
+		w := p.param("w", 64)
+		p.loss = must(G.Sum(must(G.Abs(must(G.Dropout(w, 0.5))))))
+		want := 0.0
+		for _, x := range floats(t, w.Value()) {
+			want += math.Abs(x)
+		}
+		r := compile(t, d, p, &Options{ForwardOnly: forward})
+		loss, _ := r.run()
+		require.Equal(t, forward, math.Abs(loss-want) < 1e-3, "%v %v", loss, want)
+	}
+}
+
+// Without it the description of a plan, which errors and tuning are read with,
+// could leave steps out or name another place.
+func TestExplainHasALineForEveryStep(t *testing.T) {
+	p := newProblem(tensor.Float32)
+	graphs["shared gradient"](p)
+	r := compile(t, newDevice(t), p, nil)
+	lines := strings.Split(strings.TrimSpace(r.Explain()), "\n")
+	require.Len(t, lines, 1+r.Steps())
+	require.Regexp(t, `^plan: \d+ steps, 1 inputs, 2 parameters`, lines[0])
+	require.Regexp(t, `^   0 binary.add +node 2 "\+ false\(%0, %1\)" of float32\[3 2\], float32\[3 2\] → float32\[3 2\] at \d+\+24 <a <b >a >b$`, lines[1])
+	require.Regexp(t, `copy +node \d+ .* at grad !b$`, lines[len(lines)-1])
 }

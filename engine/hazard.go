@@ -73,12 +73,12 @@ var hazards = []struct {
 // whose starts differ by a multiple of 256 are one node.
 func sliceHazard(f *forward, v *value) (string, bool) {
 	s, ok := v.op.(interface{ IsSlice() tensor.Slice })
-	var r tensor.Slice
-	if ok {
-		r = s.IsSlice()
+	if !ok || typeName(v.op) != "gorgonia.sliceOp" || s.IsSlice() == nil {
+		return "", false
 	}
-	along, okAlong := fieldsOf(v.op).number("along")
-	if typeName(v.op) != "gorgonia.sliceOp" || r == nil || !okAlong || along >= len(v.in[0].t.Shape) {
+	r := s.IsSlice()
+	along, ok := fieldsOf(v.op).number("along")
+	if !ok || along >= len(v.in[0].t.Shape) {
 		return "", false
 	}
 	dim := v.in[0].t.Shape[along]
@@ -105,7 +105,6 @@ func (f *forward) active(v *value) bool { return f.fromPar[v] && f.toLoss[v] }
 
 func analyse(gr *graph, o Options) (*forward, error) {
 	f := &forward{gr: gr, fromPar: map[*value]bool{}, toLoss: map[*value]bool{}, readers: map[*value]int{}}
-	inLoss := map[*value]bool{gr.loss: true}
 	f.toLoss[gr.loss] = true
 	diffs := make([][]bool, len(gr.values))
 	for i, v := range gr.values {
@@ -122,8 +121,9 @@ func analyse(gr *graph, o Options) (*forward, error) {
 	for i := len(gr.values) - 1; i >= 0; i-- {
 		v := gr.values[i]
 		for j, c := range v.in {
-			f.readers[c]++
-			inLoss[c] = inLoss[c] || inLoss[v]
+			if gr.loss.node.Deriv() == nil || v.node.ID() <= gr.loss.node.ID() {
+				f.readers[c]++ // not a gradient, which reads what its op reads
+			}
 			f.toLoss[c] = f.toLoss[c] || (f.toLoss[v] && diffs[i][j])
 		}
 	}

@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"errors"
 	"fmt"
 	"hash/maphash"
 
@@ -10,58 +11,69 @@ import (
 	"github.com/tandem-go/tandem/dtype"
 )
 
-// hostCall runs v's op through its own Do and copies the result to out, or adds
-// it. The op sees headers of its own over the operands' memory; what it returns
-// may be a view, transposed, a scalar, or one of its operands.
+// hostOp runs an op through its own Do. The op sees headers of its own over the
+// operands' memory; what it returns may be a view, transposed, a scalar, or one
+// of its operands, and is copied to where the plan wants it.
+type hostOp struct {
+	v        *value
+	args     []gorgonia.Value
+	mems     [][]byte // of the operands
+	dst      []byte
+	sum      []byte // takes the result first when it is added to dst, else nil
+	training bool
+}
+
 func (p *Plan) hostCall(v *value, out device.Buffer, add bool) func() error {
-	dst, _ := out.HostBytes()
-	args := make([]gorgonia.Value, len(v.in))
-	mems := make([][]byte, len(v.in))
-	for i, w := range v.in {
-		mems[i], _ = p.of(w).HostBytes()
-		args[i] = header(mems[i], w.t.Shape, w.dt, w.scalar)
+	h := &hostOp{v: v, training: !p.opts.ForwardOnly}
+	h.dst, _ = out.HostBytes()
+	for _, w := range v.in {
+		mem, _ := p.of(w).HostBytes()
+		h.mems = append(h.mems, mem)
+		h.args = append(h.args, header(mem, w.t.Shape, w.dt, w.scalar))
 	}
-	training := !p.opts.ForwardOnly
-	var sum []byte // of float gradients
 	if add {
-		sum = make([]byte, len(dst))
+		h.sum = make([]byte, len(h.dst))
 	}
-	run := func() error {
-		if m, ok := v.op.(gorgonia.TrainModeOp); ok {
-			if err := m.SetTraining(training); err != nil {
-				return failed(v, args, err)
-			}
-		}
-		r, err := do(v, args)
-		if err != nil {
-			return err
-		}
-		to := dst
-		if add {
-			to = sum
-		}
-		if err := copyValue(to, r, v.t, v.dt); err != nil {
-			return failed(v, args, fmt.Errorf("its Do returned %w", err))
-		}
-		if add {
-			addTo(dst, sum, v.t.Type)
-		}
-		return nil
+	if p.opts.Poison {
+		return h.runGuarded
 	}
-	if !p.opts.Poison {
-		return run
+	return h.run
+}
+
+func (h *hostOp) run() error {
+	if m, ok := h.v.op.(gorgonia.TrainModeOp); ok {
+		if err := m.SetTraining(h.training); err != nil {
+			return failed(h.v, h.args, err)
+		}
 	}
+	r, err := do(h.v, h.args)
+	if err != nil {
+		return err
+	}
+	to := h.dst
+	if h.sum != nil {
+		to = h.sum
+	}
+	if err := copyValue(to, r, h.v.t, h.v.dt); err != nil {
+		return failed(h.v, h.args, fmt.Errorf("its Do returned %w", err))
+	}
+	if h.sum != nil {
+		addTo(h.dst, h.sum, h.v.t.Type)
+	}
+	return nil
+}
+
+// runGuarded also checks that the op leaves its operands alone.
+func (h *hostOp) runGuarded() error {
 	seed := maphash.MakeSeed()
-	return func() error {
-		before := digest(seed, mems)
-		if err := run(); err != nil {
-			return err
-		}
-		if digest(seed, mems) != before {
-			return failed(v, args, fmt.Errorf("its Do changed an operand"))
-		}
-		return nil
+	before := digest(seed, h.mems)
+	if err := h.run(); err != nil {
+		return err
 	}
+	if digest(seed, h.mems) != before {
+		return failed(h.v, h.args, errors.New("its Do changed an operand"))
+	}
+	return nil
 }
 
 // do calls v's Do and turns a panic into an error.
@@ -75,7 +87,7 @@ func do(v *value, args []gorgonia.Value) (r gorgonia.Value, err error) {
 		return nil, failed(v, args, err)
 	}
 	if r == nil {
-		return nil, failed(v, args, fmt.Errorf("its Do returned nothing"))
+		return nil, failed(v, args, errors.New("its Do returned nothing"))
 	}
 	return r, nil
 }

@@ -160,47 +160,52 @@ func (s *scheduler) live() {
 			v.item = &item{size: aligned(v.t.Bytes()), first: -1, last: -1}
 		}
 	}
-	first, last := make([]int, len(p.params)), make([]int, len(p.params))
-	for i := range first {
-		first[i], last[i] = -1, -1
-	}
-	read := func(v *value, at int) {
-		switch b := v.base; {
-		case b.item != nil:
-			b.item.last = max(b.item.last, at)
-		case b.kind == param:
-			if first[b.param] < 0 {
-				first[b.param] = at
-			}
-			last[b.param] = at
-		}
+	r := readers{first: make([]int, len(p.params)), last: make([]int, len(p.params))}
+	for i := range r.first {
+		r.first[i], r.last[i] = -1, -1
 	}
 	for at, st := range p.steps {
 		if st.copy {
-			read(st.v, at)
+			r.note(st.v, at)
 			if st.out != nil {
 				st.out.own.first, st.out.own.last = at, forever
 			}
 			continue
 		}
 		for _, w := range st.v.in {
-			read(w, at)
+			r.note(w, at)
 		}
 		if st.v.item != nil {
 			st.v.item.first, st.v.item.last = at, at
 		}
 		s.liveStates(st, at)
 	}
-	for i := range first {
-		if last[i] >= 0 {
-			p.steps[first[i]].reads = append(p.steps[first[i]].reads, i)
-			p.steps[last[i]].lastReads = append(p.steps[last[i]].lastReads, i)
+	for i := range r.first {
+		if r.last[i] >= 0 {
+			first, last := p.steps[r.first[i]], p.steps[r.last[i]]
+			first.reads, last.lastReads = append(first.reads, i), append(last.lastReads, i)
 		}
 	}
 	for _, o := range p.outputs {
-		if o.v.base.item != nil && o.v.base.kind == computed {
+		if o.v.computedBase() && o.v.base.item != nil {
 			o.v.base.item.last = forever
 		}
+	}
+}
+
+// readers are the first and the last step that read each parameter, or −1.
+type readers struct{ first, last []int }
+
+// note lets v live until step at, which reads it.
+func (r readers) note(v *value, at int) {
+	switch b := v.base; {
+	case b.item != nil:
+		b.item.last = max(b.item.last, at)
+	case b.kind == param:
+		if r.first[b.param] < 0 {
+			r.first[b.param] = at
+		}
+		r.last[b.param] = at
 	}
 }
 

@@ -41,7 +41,7 @@ func (p *Plan) makeSlots() error {
 		st.slots = append(st.slots, slot{node: v.node, t: v.t, dt: v.dt, param: -1, dst: p.of(v)})
 	}
 	for i := range p.params {
-		s := slot{node: p.nodes[i], t: device.Tensor{Shape: p.params[i].Shape, Type: p.params[i].Type},
+		s := slot{node: p.nodes[i], t: p.params[i].tensor(),
 			dt: p.nodes[i].Dtype(), param: i, dst: p.bound.bufs[i]}
 		if p.bound.vals == nil {
 			st.slots = append(st.slots, s)
