@@ -7,6 +7,10 @@
 // and copies run beside them. So a device with one thread keeps one core busy
 // with kernels, however many streams it has.
 //
+// Every kernel gives the same bits for any number of threads: pieces are cut by
+// shape, or so that sums keep their order. Updates, norms and sums of squares
+// give the same bits on every instruction set, too.
+//
 // Kernels are assembly, which Go can't preempt. Set GOMAXPROCS to at least
 // GOMAXPROCS(threads) before training, or collectives wait for kernels; New
 // doesn't change it, since it belongs to the whole process.
