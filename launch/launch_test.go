@@ -275,13 +275,14 @@ func TestGrace(t *testing.T) {
 // after an end by cancellation.
 func TestGrandchildrenDie(t *testing.T) {
 	dir := t.TempDir()
-	o, _, _ := options(t, 2, "*:child="+dir)
+	o, out, _ := options(t, 2, "*:child="+dir)
 	ctx, cancel := context.WithCancelCause(launchContext(t))
 	why := errors.New("enough")
 	var pids []int
 	go func() {
 		defer cancel(why)
 		pids = childPIDs(t, dir, 0, 1)
+		require.Eventually(t, func() bool { return strings.Count(out.String(), "hanging") == 2 }, 30*time.Second, time.Millisecond)
 	}()
 	require.ErrorIs(t, Launch(ctx, o), why)
 	require.Len(t, pids, 2)
