@@ -13,17 +13,11 @@ import (
 // in Go by an explicit conversion. A NaN becomes the canonical one, 0x7fc00000,
 // since which payload survives an addition differs between machines.
 
-// adamWCoef holds what AdamW needs of the hyper-parameters, each rounded once.
-// Assembly reads the fields by their place: append only.
-type adamWCoef struct {
-	scale        float32 // of the gradient
-	beta1, rest1 float32 // β1, 1−β1
-	beta2, rest2 float32 // β2, 1−β2
-	root         float32 // 1/√(1−β2^t)
-	eps          float32
-	step         float32 // lr/(1−β1^t)
-	keep         float32 // 1 − lr·decay
-}
+// adamWCoef holds what AdamW needs of the hyper-parameters, each rounded once:
+// the gradient's scale, β and 1−β of the moments, 1/√(1−β2^t), eps,
+// lr/(1−β1^t) and 1 − lr·decay. It's an alias since assembly is declared with
+// the type spelled out.
+type adamWCoef = struct{ scale, beta1, rest1, beta2, rest2, root, eps, step, keep float32 }
 
 // AdamW updates param, m and v with grad, all of one length, by hyper, indexed
 // with device.HyperLR and its neighbours (Loshchilov and Hutter, 2019):
@@ -68,8 +62,8 @@ func adamWGo(param, grad, m, v []float32, c adamWCoef) {
 	}
 }
 
-// sgdCoef holds what SGD needs. Assembly reads the fields by their place.
-type sgdCoef struct{ scale, momentum, lr, decay float32 }
+// sgdCoef holds what SGD needs of the hyper-parameters.
+type sgdCoef = struct{ scale, momentum, lr, decay float32 }
 
 // SGD updates param and mom with grad, all of one length, by hyper:
 //

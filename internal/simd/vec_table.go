@@ -24,7 +24,7 @@ type vecTable struct {
 	adamW                    func(param, grad, m, v []float32, c adamWCoef)
 	sgd                      func(param, grad, mom []float32, c sgdCoef)
 	sumSquares               func(x []float32) float64
-	reduceF32                [reduceOps]func(dst, a, b []float32)
+	reduceF32                [reduceOps]binaryFunc
 	reduceF64                [reduceOps]func(dst, a, b []float64)
 	reduceF16, reduceBF16    [reduceOps]func(dst, a, b []uint16)
 	divideF32                scalarFunc
@@ -35,9 +35,9 @@ type vecTable struct {
 }
 
 type (
-	unaryFunc  func(dst, src []float32)
-	binaryFunc func(dst, a, b []float32)
-	scalarFunc func(dst, a []float32, s float32)
+	unaryFunc  = func(dst, src []float32)
+	binaryFunc = func(dst, a, b []float32)
+	scalarFunc = func(dst, a []float32, s float32)
 )
 
 // portableVec is the table in plain Go.

@@ -2,30 +2,60 @@
 
 package simd
 
-// adamWAVX2 updates as adamWGo does; c points at an adamWCoef.
+// adamWAVX2 updates as adamWGo does; c is an adamWCoef.
 //
 //go:noescape
-func adamWAVX2(param []float32, grad []float32, m []float32, v []float32, c *float32)
+func adamWAVX2(param []float32, grad []float32, m []float32, v []float32, c struct {
+	scale float32
+	beta1 float32
+	rest1 float32
+	beta2 float32
+	rest2 float32
+	root  float32
+	eps   float32
+	step  float32
+	keep  float32
+})
 
-// sgdAVX2 updates as sgdGo does; c points at an sgdCoef.
+// sgdAVX2 updates as sgdGo does; c is an sgdCoef.
 //
 //go:noescape
-func sgdAVX2(param []float32, grad []float32, mom []float32, c *float32)
+func sgdAVX2(param []float32, grad []float32, mom []float32, c struct {
+	scale    float32
+	momentum float32
+	lr       float32
+	decay    float32
+})
 
 // sumSquaresAVX2 is the sum of squares, in the lane order of sumSquaresGo.
 //
 //go:noescape
 func sumSquaresAVX2(x []float32) float64
 
-// adamWAVX512 updates as adamWGo does; c points at an adamWCoef.
+// adamWAVX512 updates as adamWGo does; c is an adamWCoef.
 //
 //go:noescape
-func adamWAVX512(param []float32, grad []float32, m []float32, v []float32, c *float32)
+func adamWAVX512(param []float32, grad []float32, m []float32, v []float32, c struct {
+	scale float32
+	beta1 float32
+	rest1 float32
+	beta2 float32
+	rest2 float32
+	root  float32
+	eps   float32
+	step  float32
+	keep  float32
+})
 
-// sgdAVX512 updates as sgdGo does; c points at an sgdCoef.
+// sgdAVX512 updates as sgdGo does; c is an sgdCoef.
 //
 //go:noescape
-func sgdAVX512(param []float32, grad []float32, mom []float32, c *float32)
+func sgdAVX512(param []float32, grad []float32, mom []float32, c struct {
+	scale    float32
+	momentum float32
+	lr       float32
+	decay    float32
+})
 
 // sumSquaresAVX512 is the sum of squares, in the lane order of sumSquaresGo.
 //

@@ -2,24 +2,23 @@
 
 #include "textflag.h"
 
-// func adamWAVX2(param []float32, grad []float32, m []float32, v []float32, c *float32)
+// func adamWAVX2(param []float32, grad []float32, m []float32, v []float32, c struct{scale float32; beta1 float32; rest1 float32; beta2 float32; rest2 float32; root float32; eps float32; step float32; keep float32})
 // Requires: AVX
-TEXT ·adamWAVX2(SB), NOSPLIT, $0-104
+TEXT ·adamWAVX2(SB), NOSPLIT, $0-132
 	MOVQ         param_base+0(FP), AX
 	MOVQ         grad_base+24(FP), CX
 	MOVQ         m_base+48(FP), DX
 	MOVQ         v_base+72(FP), BX
 	MOVQ         param_len+8(FP), SI
-	MOVQ         c+96(FP), DI
-	VBROADCASTSS (DI), Y0
-	VBROADCASTSS 4(DI), Y1
-	VBROADCASTSS 8(DI), Y2
-	VBROADCASTSS 12(DI), Y3
-	VBROADCASTSS 16(DI), Y4
-	VBROADCASTSS 20(DI), Y5
-	VBROADCASTSS 24(DI), Y6
-	VBROADCASTSS 28(DI), Y7
-	VBROADCASTSS 32(DI), Y8
+	VBROADCASTSS c_scale+96(FP), Y0
+	VBROADCASTSS c_beta1+100(FP), Y1
+	VBROADCASTSS c_rest1+104(FP), Y2
+	VBROADCASTSS c_beta2+108(FP), Y3
+	VBROADCASTSS c_rest2+112(FP), Y4
+	VBROADCASTSS c_root+116(FP), Y5
+	VBROADCASTSS c_eps+120(FP), Y6
+	VBROADCASTSS c_step+124(FP), Y7
+	VBROADCASTSS c_keep+128(FP), Y8
 	XORQ         DI, DI
 	SUBQ         $+8, SI
 	JLT          tail2
@@ -132,18 +131,17 @@ DATA window<>+56(SB)/4, $0x00000000
 DATA window<>+60(SB)/4, $0x00000000
 GLOBL window<>(SB), RODATA|NOPTR, $64
 
-// func sgdAVX2(param []float32, grad []float32, mom []float32, c *float32)
+// func sgdAVX2(param []float32, grad []float32, mom []float32, c struct{scale float32; momentum float32; lr float32; decay float32})
 // Requires: AVX
-TEXT ·sgdAVX2(SB), NOSPLIT, $0-80
+TEXT ·sgdAVX2(SB), NOSPLIT, $0-88
 	MOVQ         param_base+0(FP), AX
 	MOVQ         grad_base+24(FP), CX
 	MOVQ         mom_base+48(FP), DX
 	MOVQ         param_len+8(FP), BX
-	MOVQ         c+72(FP), SI
-	VBROADCASTSS (SI), Y0
-	VBROADCASTSS 4(SI), Y1
-	VBROADCASTSS 8(SI), Y2
-	VBROADCASTSS 12(SI), Y3
+	VBROADCASTSS c_scale+72(FP), Y0
+	VBROADCASTSS c_momentum+76(FP), Y1
+	VBROADCASTSS c_lr+80(FP), Y2
+	VBROADCASTSS c_decay+84(FP), Y3
 	VMOVUPS      x7fc00000<>+0(SB), Y4
 	XORQ         SI, SI
 	SUBQ         $+16, BX
@@ -327,24 +325,23 @@ done12:
 	VZEROUPPER
 	RET
 
-// func adamWAVX512(param []float32, grad []float32, m []float32, v []float32, c *float32)
+// func adamWAVX512(param []float32, grad []float32, m []float32, v []float32, c struct{scale float32; beta1 float32; rest1 float32; beta2 float32; rest2 float32; root float32; eps float32; step float32; keep float32})
 // Requires: AVX, AVX512F
-TEXT ·adamWAVX512(SB), NOSPLIT, $0-104
+TEXT ·adamWAVX512(SB), NOSPLIT, $0-132
 	MOVQ         param_base+0(FP), AX
 	MOVQ         grad_base+24(FP), CX
 	MOVQ         m_base+48(FP), DX
 	MOVQ         v_base+72(FP), BX
 	MOVQ         param_len+8(FP), SI
-	MOVQ         c+96(FP), DI
-	VBROADCASTSS (DI), Z0
-	VBROADCASTSS 4(DI), Z1
-	VBROADCASTSS 8(DI), Z2
-	VBROADCASTSS 12(DI), Z3
-	VBROADCASTSS 16(DI), Z4
-	VBROADCASTSS 20(DI), Z5
-	VBROADCASTSS 24(DI), Z6
-	VBROADCASTSS 28(DI), Z7
-	VBROADCASTSS 32(DI), Z8
+	VBROADCASTSS c_scale+96(FP), Z0
+	VBROADCASTSS c_beta1+100(FP), Z1
+	VBROADCASTSS c_rest1+104(FP), Z2
+	VBROADCASTSS c_beta2+108(FP), Z3
+	VBROADCASTSS c_rest2+112(FP), Z4
+	VBROADCASTSS c_root+116(FP), Z5
+	VBROADCASTSS c_eps+120(FP), Z6
+	VBROADCASTSS c_step+124(FP), Z7
+	VBROADCASTSS c_keep+128(FP), Z8
 	XORQ         DI, DI
 	SUBQ         $+16, SI
 	JLT          tail2
@@ -438,18 +435,17 @@ DATA masks<>+28(SB)/2, $0x3fff
 DATA masks<>+30(SB)/2, $0x7fff
 GLOBL masks<>(SB), RODATA|NOPTR, $32
 
-// func sgdAVX512(param []float32, grad []float32, mom []float32, c *float32)
+// func sgdAVX512(param []float32, grad []float32, mom []float32, c struct{scale float32; momentum float32; lr float32; decay float32})
 // Requires: AVX, AVX512F
-TEXT ·sgdAVX512(SB), NOSPLIT, $0-80
+TEXT ·sgdAVX512(SB), NOSPLIT, $0-88
 	MOVQ         param_base+0(FP), AX
 	MOVQ         grad_base+24(FP), CX
 	MOVQ         mom_base+48(FP), DX
 	MOVQ         param_len+8(FP), BX
-	MOVQ         c+72(FP), SI
-	VBROADCASTSS (SI), Z0
-	VBROADCASTSS 4(SI), Z1
-	VBROADCASTSS 8(SI), Z2
-	VBROADCASTSS 12(SI), Z3
+	VBROADCASTSS c_scale+72(FP), Z0
+	VBROADCASTSS c_momentum+76(FP), Z1
+	VBROADCASTSS c_lr+80(FP), Z2
+	VBROADCASTSS c_decay+84(FP), Z3
 	VMOVUPS      x7fc00000<>+0(SB), Z4
 	XORQ         SI, SI
 	SUBQ         $+32, BX

@@ -13,21 +13,23 @@ func vecOptim(v *vec) {
 	v.sumSquares()
 }
 
-// coefficients fills vectors with the float32 at c, one after another.
-func (v *vec) coefficients(c reg.Register, n int) []reg.VecVirtual {
-	rs := make([]reg.VecVirtual, n)
-	for i := range rs {
-		rs[i] = v.reg()
-		v.VBROADCASTSS(Mem{Base: c, Disp: 4 * i}, rs[i])
+// field fills a vector with a float32 of the parameter c, a struct.
+func (v *vec) field(name string) reg.VecVirtual {
+	b, err := v.Param("c").Field(name).Resolve()
+	if err != nil {
+		panic(err)
 	}
-	return rs
+	r := v.reg()
+	v.VBROADCASTSS(b.Addr, r)
+	return r
 }
 
 func (v *vec) adamW() {
-	v.fn("adamW", "func(param, grad, m, v []float32, c *float32)", "updates as adamWGo does; c points at an adamWCoef.")
+	v.fn("adamW", "func(param, grad, m, v []float32, c struct{scale, beta1, rest1, beta2, rest2, root, eps, step, keep float32})",
+		"updates as adamWGo does; c is an adamWCoef.")
 	param, grad, m, w, n := v.ptr("param"), v.ptr("grad"), v.ptr("m"), v.ptr("v"), v.len("param")
-	k := v.coefficients(v.Load(v.Param("c"), v.GP64()), 9)
-	scale, beta1, rest1, beta2, rest2, root, eps, step, keep := k[0], k[1], k[2], k[3], k[4], k[5], k[6], k[7], k[8]
+	scale, beta1, rest1, beta2, rest2 := v.field("scale"), v.field("beta1"), v.field("rest1"), v.field("beta2"), v.field("rest2")
+	root, eps, step, keep := v.field("root"), v.field("eps"), v.field("step"), v.field("keep")
 	v.each(n, 1, func(u int) {
 		g, m1, v1, t := v.load(grad, u), v.load(m, u), v.load(w, u), v.reg()
 		v.VMULPS(scale, g, g)
@@ -57,10 +59,9 @@ func (v *vec) adamW() {
 }
 
 func (v *vec) sgd() {
-	v.fn("sgd", "func(param, grad, mom []float32, c *float32)", "updates as sgdGo does; c points at an sgdCoef.")
+	v.fn("sgd", "func(param, grad, mom []float32, c struct{scale, momentum, lr, decay float32})", "updates as sgdGo does; c is an sgdCoef.")
 	param, grad, mom, n := v.ptr("param"), v.ptr("grad"), v.ptr("mom"), v.len("param")
-	k := v.coefficients(v.Load(v.Param("c"), v.GP64()), 4)
-	scale, momentum, lr, decay := k[0], k[1], k[2], k[3]
+	scale, momentum, lr, decay := v.field("scale"), v.field("momentum"), v.field("lr"), v.field("decay")
 	v.hold(1, canonicalNaN)
 	v.each(n, 2, func(u int) {
 		p, g, m, t := v.load(param, u), v.load(grad, u), v.load(mom, u), v.reg()
