@@ -62,19 +62,20 @@ func act(what string) {
 	case "hang":
 		fmt.Println("hanging")
 		time.Sleep(time.Minute)
-	case "deaf": // hang, and ignore SIGTERM
-		signal.Ignore(syscall.SIGTERM, syscall.SIGINT)
+	case "deaf": // hang, and ignore SIGTERM; write the process's number to arg
+		signal.Ignore(syscall.SIGTERM, syscall.SIGINT, syscall.SIGPIPE)
 		fmt.Println("hanging")
+		if arg != "" {
+			_ = os.WriteFile(arg, []byte(strconv.Itoa(os.Getpid())), 0o600)
+		}
 		time.Sleep(time.Minute)
-	case "child": // hang with a child that ignores SIGTERM, and name it
+	case "child": // hang with a child that ignores SIGTERM and names itself in arg
 		c := exec.Command(os.Args[0])
-		c.Env = append(os.Environ(), "TEST_DO=*:deaf")
+		c.Env = append(os.Environ(), "TEST_DO=*:deaf="+filepath.Join(arg, "child"+os.Getenv("RANK")))
 		c.Stdout, c.Stderr = os.Stdout, os.Stderr
 		if err := c.Start(); err != nil {
 			panic(err)
 		}
-		fmt.Printf("child %d\n", c.Process.Pid)
-		_ = os.WriteFile(filepath.Join(arg, "child"+os.Getenv("RANK")), []byte(strconv.Itoa(c.Process.Pid)), 0o600)
 		time.Sleep(time.Minute)
 	case "signals": // tell which signals come, end well on SIGTERM or SIGINT
 		c := make(chan os.Signal, 8)
