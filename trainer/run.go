@@ -64,12 +64,12 @@ type run struct {
 	ddp   *ddp.DDP
 	eval  *evaluator
 
-	sampler  data.Sampler
-	tokens   []int // one micro-step's
-	targets  []int
-	metrics  *metricsFile
-	line     Metrics
-	rates    []float64
+	sampler data.Sampler
+	tokens  []int // one micro-step's
+	targets []int
+	metrics *metricsFile
+	line    Metrics
+	rates   []float64
 }
 
 func (r *run) open(ctx context.Context) (err error) {

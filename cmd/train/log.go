@@ -13,12 +13,13 @@ import (
 // attributes behind it. Warnings say that they are.
 type lineHandler struct {
 	out   io.Writer
+	level slog.Level
 	attrs []slog.Attr
 	mu    sync.Mutex
 }
 
 // Enabled passes what people should read.
-func (h *lineHandler) Enabled(_ context.Context, l slog.Level) bool { return l >= slog.LevelWarn }
+func (h *lineHandler) Enabled(_ context.Context, l slog.Level) bool { return l >= h.level }
 
 // Handle writes one line.
 func (h *lineHandler) Handle(_ context.Context, r slog.Record) error {
@@ -43,7 +44,7 @@ func (h *lineHandler) Handle(_ context.Context, r slog.Record) error {
 
 // WithAttrs and WithGroup make it a slog.Handler; groups have no use here.
 func (h *lineHandler) WithAttrs(a []slog.Attr) slog.Handler {
-	return &lineHandler{out: h.out, attrs: append(h.attrs[:len(h.attrs):len(h.attrs)], a...)}
+	return &lineHandler{out: h.out, level: h.level, attrs: append(h.attrs[:len(h.attrs):len(h.attrs)], a...)}
 }
 
 // WithGroup ignores the name.

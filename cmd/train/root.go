@@ -82,9 +82,8 @@ func (o *options) run(cmd *cobra.Command) error {
 		return err
 	}
 	out, closeOut := o.output()
-	logger := o.logger(out)
 	err = tandem.Run(cmd.Context(), &tandem.Options{
-		Backend: o.backend, Threads: o.threads, NProc: o.nproc, Logger: logger,
+		Backend: o.backend, Threads: o.threads, NProc: o.nproc, Logger: o.logger(out, slog.LevelInfo),
 		Launch: launch.Options{Args: args, Dir: o.out, Stdout: out, Ranks: []int{0}, Passthrough: true},
 	}, func(ctx context.Context, g *tandem.Group) error { return o.rank(ctx, g, out) })
 	return errors.Join(err, closeOut())
@@ -133,23 +132,23 @@ func (o *options) output() (io.Writer, func() error) {
 	return w, w.Close
 }
 
-// logger is this process's log. A rank that a launcher of ours watches logs to
-// its own file, in full; rank 0, whose output people see, and the parent say
-// what matters only.
-func (o *options) logger(out io.Writer) *slog.Logger {
+// logger is this process's log from a level on. Of the ranks that we started
+// only rank 0 is seen by people, who get its lines and warnings; the others log
+// everything, into their own files.
+func (o *options) logger(out io.Writer, level slog.Level) *slog.Logger {
 	switch {
 	case launch.Launched() && os.Getenv("RANK") != "0":
 		return slog.New(slog.NewTextHandler(os.Stderr, nil))
 	case launch.Launched() || o.json:
 		return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	}
-	return slog.New(&lineHandler{out: out})
+	return slog.New(&lineHandler{out: out, level: level})
 }
 
 // rank trains as one rank.
 func (o *options) rank(ctx context.Context, g *tandem.Group, out io.Writer) error {
 	c := o.train
-	c.Logger = o.logger(out)
+	c.Logger = o.logger(out, slog.LevelWarn)
 	r := &reporter{out: out, json: o.json, every: 10, total: c.Steps}
 	res, err := trainer.Run(ctx, g, c, trainer.Observer{
 		Started: func(i *trainer.Info) { r.start(i, c.Data, c.Out) },

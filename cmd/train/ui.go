@@ -55,7 +55,11 @@ func (r *reporter) start(i *trainer.Info, text, out string) {
 	if r.json {
 		return
 	}
-	fmt.Fprintf(r.out, "%d ranks, each on %s\n", i.WorldSize, i.Device)
+	ranks := "1 rank"
+	if i.WorldSize > 1 {
+		ranks = fmt.Sprintf("%d ranks, each", i.WorldSize)
+	}
+	fmt.Fprintf(r.out, "%s on %s\n", ranks, i.Device)
 	fmt.Fprintf(r.out, "model: %s parameters, vocabulary of %d; %d buckets with a cap of %.2f MiB; %d tokens a step\n",
 		thousands(float64(i.Params)), i.Vocab, i.Buckets, i.BucketCap, i.TokensStep)
 	fmt.Fprintf(r.out, "text: %s\nout: %s\n", text, out)
@@ -84,6 +88,7 @@ func isTerminal(f *os.File) bool {
 // with the lines ("step 120/1000 …"), so the process that owns the terminal
 // needs no other channel to the rank that trains.
 type barWriter struct {
+	out  io.Writer
 	bars *mpb.Progress
 	bar  *mpb.Bar
 	part []byte
@@ -92,7 +97,7 @@ type barWriter struct {
 var stepLine = regexp.MustCompile(`^step (\d+)/(\d+) `)
 
 func newBarWriter(out io.Writer) *barWriter {
-	return &barWriter{bars: mpb.New(mpb.WithOutput(out), mpb.WithWidth(48))}
+	return &barWriter{out: out, bars: mpb.New(mpb.WithOutput(out), mpb.WithWidth(48))}
 }
 
 // Write passes whole lines on and keeps an unfinished one until its end comes.
@@ -136,6 +141,6 @@ func (w *barWriter) Close() error {
 		w.bar.Abort(false)
 	}
 	w.bars.Wait()
-	_, err := os.Stdout.Write(w.part)
+	_, err := w.out.Write(w.part)
 	return err
 }
