@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -17,6 +18,7 @@ import (
 	"github.com/tandem-go/tandem/models/gpt2mini"
 	"github.com/tandem-go/tandem/models/gpt2mini/parity"
 	"github.com/tandem-go/tandem/optim"
+	"github.com/tandem-go/tandem/overlap"
 )
 
 // split is how a reference batch is shared out: Batch/(ranks·micro) sequences
@@ -248,4 +250,44 @@ func (m *meeting) wait() {
 	}
 	m.mu.Unlock()
 	<-open
+}
+
+// Without the wait for the last reader an update would change weights that the
+// backward pass still reads: dX = dY·Wᵀ comes after dW. Kernels dawdle and every
+// gradient has a bucket of its own, so an update that doesn't wait comes first.
+// The reference starts collectives, and so updates, after the backward pass.
+func TestUpdateWaitsForLastReader(t *testing.T) {
+	cfg := gpt2mini.Config{Vocab: 11, Block: 4, Layers: 1, Heads: 2, DModel: 8, Batch: 2}
+	run := func(g group, schedule overlap.Schedule) [][]float32 {
+		all := make([][][]float32, g.ranks)
+		g.opts = Options{Optimizer: optim.SGD{LR: 0.5}, Caps: bucket.Each()}
+		g.must(t, func(ctx context.Context, rank int, c comm.Communicator, o *Options) error {
+			m, err := gpt2mini.New(cfg)
+			if err != nil {
+				return err
+			}
+			if err := m.Init(1); err != nil {
+				return err
+			}
+			d, err := New(ctx, c, m.Loss, m.Params, o)
+			if err != nil {
+				return err
+			}
+			defer d.Close()
+			d.SetSchedule(schedule)
+			for s := range 3 {
+				tokens := []int{s, rank, 2, 3, 4, 5, 6, 7}
+				if err := errors.Join(m.SetBatch(tokens, []int{1, 2, 3, 4, 5, 6, 7, s}), d.Step(ctx)); err != nil {
+					return err
+				}
+			}
+			err = d.Sync(ctx)
+			all[rank] = snapshot(d.ValueGrads())
+			return err
+		})
+		require.Equal(t, all[0], all[1])
+		return all[0]
+	}
+	want := run(group{ranks: 2}, overlap.NoOverlap)
+	require.Equal(t, want, run(group{ranks: 2, slow: 300 * time.Microsecond}, overlap.Normal))
 }

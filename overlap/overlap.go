@@ -267,7 +267,7 @@ func (r *Reducer) launch(k int) error {
 	}
 	r.buckets[k].launched = true
 	if r.cfg.Reduced != nil {
-		if err := r.update.Wait(e.done); err != nil {
+		if err := r.awaitDone(k); err != nil {
 			return err
 		}
 		if err := r.cfg.Reduced(r.update, k); err != nil {
@@ -276,6 +276,9 @@ func (r *Reducer) launch(k int) error {
 	}
 	return r.tryUpdate(k)
 }
+
+// awaitDone makes what follows on the update stream wait for bucket k's averages.
+func (r *Reducer) awaitDone(k int) error { return r.update.Wait(r.cur.buckets[k].done) }
 
 // agree asks, before the first collective, which reduction all ranks use.
 func (r *Reducer) agree(k int) error {
@@ -307,7 +310,7 @@ func (r *Reducer) tryUpdate(k int) error {
 
 func (r *Reducer) enqueueUpdate(k int) error {
 	e := &r.cur.buckets[k]
-	if err := r.update.Wait(e.done); err != nil {
+	if err := r.awaitDone(k); err != nil {
 		return err
 	}
 	if err := r.update.Wait(e.lastRead); err != nil {
