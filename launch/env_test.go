@@ -2,6 +2,7 @@ package launch
 
 import (
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -60,6 +61,28 @@ func TestEnvironment(t *testing.T) {
 	e := environmentOf(t, o, out)[0]
 	require.Equal(t, "7", e["GOMAXPROCS"])
 	require.Equal(t, "6", e["TANDEM_THREADS"])
+}
+
+// Without it ranks behind another address could not reach the store, and
+// those in a namespace would not be entered.
+func TestWrapAndListener(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.2:0")
+	if err != nil {
+		t.Skip("no second loopback address:", err)
+	}
+	o, out, _ := options(t, 2, "*:env")
+	o.Listener = ln
+	o.Wrap = func(rank int, args []string) []string {
+		return append([]string{"env", fmt.Sprint("WRAPPED=", rank)}, args...)
+	}
+	for r, e := range environmentOf(t, o, out) {
+		require.Equal(t, fmt.Sprint(r), e["WRAPPED"])
+		require.Equal(t, "tcp://"+ln.Addr().String(), e["TANDEM_STORE"])
+		require.Equal(t, "127.0.0.2", e["MASTER_ADDR"])
+	}
+	_, err = ln.Accept()
+	require.ErrorIs(t, err, net.ErrClosed)
+	require.Equal(t, []string{os.Args[0]}, o.Args)
 }
 
 // Without it the job's secret could be read in a terminal or a log file.

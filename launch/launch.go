@@ -93,6 +93,15 @@ func prepare(o *Options) (*job, error) {
 
 func (j *job) open() error {
 	o := j.o
+	ln, err := o.Listener, error(nil)
+	if ln == nil {
+		if ln, err = rendezvous.Listen(context.Background(), net.JoinHostPort("127.0.0.1", "0")); err != nil {
+			return err
+		}
+	}
+	j.store = rendezvous.Serve(ln, rendezvous.ServerOptions{
+		Secret: j.secret, JobID: o.JobID, Generation: o.Generation, Logger: o.Logger,
+	})
 	if o.Dir != "" {
 		if err := os.MkdirAll(o.Dir, 0o755); err != nil {
 			return fmt.Errorf("launch: directory for the logs: %w", err)
@@ -101,13 +110,6 @@ func (j *job) open() error {
 			return fmt.Errorf("launch: remove the last job's error: %w", err)
 		}
 	}
-	ln, err := rendezvous.Listen(context.Background(), net.JoinHostPort("127.0.0.1", "0"))
-	if err != nil {
-		return err
-	}
-	j.store = rendezvous.Serve(ln, rendezvous.ServerOptions{
-		Secret: j.secret, JobID: o.JobID, Generation: o.Generation, Logger: o.Logger,
-	})
 	if j.alive[0], j.alive[1], err = os.Pipe(); err != nil {
 		return fmt.Errorf("launch: %w", err)
 	}

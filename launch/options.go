@@ -36,8 +36,8 @@ type Options struct {
 	// as one that enters a network namespace. It must pass on the environment
 	// and what descriptors it inherits.
 	Wrap func(rank int, args []string) []string
-	// Listener, if set, is where the launcher serves the store, which then
-	// closes it. nil means a free port of 127.0.0.1.
+	// Listener, if set, is where the launcher serves the store; Launch closes
+	// it. nil means a free port of 127.0.0.1.
 	Listener net.Listener
 	// Foreign says that the command does not call Guard. On Linux the kernel is
 	// then asked to kill it when the launcher dies.
