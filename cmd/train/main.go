@@ -18,12 +18,24 @@ func main() {
 	ctx, cancel := context.WithCancelCause(context.Background())
 	go watchSignals(stop, cancel)
 	err := newRoot(stop).ExecuteContext(ctx)
-	if err == nil {
-		return
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "train:", err)
+		os.Exit(launch.ExitCode(err))
 	}
-	fmt.Fprintln(os.Stderr, "train:", err)
-	os.Exit(launch.ExitCode(err))
+	select {
+	case <-stop:
+		// The ranks have ended in order, so only the one who was interrupted says
+		// that the run isn't finished.
+		if !launch.Launched() {
+			fmt.Fprintln(os.Stderr, "train: interrupted")
+			os.Exit(interrupted)
+		}
+	default:
+	}
 }
+
+// interrupted is the exit code of a run that a signal ended, as shells have it.
+const interrupted = 128 + int(syscall.SIGINT)
 
 // watchSignals lets the first SIGINT or SIGTERM finish the step under way, and
 // makes the second end the run at once.

@@ -249,7 +249,8 @@ func TestKilledRank(t *testing.T) {
 		t.Fatal("the job is not over 5 s after a rank was killed")
 	}
 	t.Logf("over after %v", time.Since(killed))
-	require.Regexp(t, `rank \d was killed by SIGKILL`, errs.String())
+	require.Regexp(t, `rank 1 \(pid \d+\) failed first, .*SIGKILL`, errs.String())
+	require.Regexp(t, `allreduce \(seq \d+, .*on rank 0: rank 1 `, errs.String(), "the survivors name the culprit and the collective")
 	for _, pid := range ranks {
 		require.ErrorIs(t, syscall.Kill(pid, 0), syscall.ESRCH, "rank process %d is still there", pid)
 	}
@@ -272,7 +273,9 @@ func TestInterruptEndsInOrder(t *testing.T) {
 	go func() { done <- cmd.Wait() }()
 	select {
 	case err := <-done:
-		require.Error(t, err, "an interrupted run is not a finished one")
+		var ee *exec.ExitError
+		require.ErrorAs(t, err, &ee, "an interrupted run is not a finished one")
+		require.Equal(t, 130, ee.ExitCode())
 	case <-time.After(20 * time.Second):
 		t.Fatalf("still running 20 s after SIGINT\n%s", errs.String())
 	}

@@ -97,7 +97,7 @@ type barWriter struct {
 var stepLine = regexp.MustCompile(`^step (\d+)/(\d+) `)
 
 func newBarWriter(out io.Writer) *barWriter {
-	return &barWriter{out: out, bars: mpb.New(mpb.WithOutput(out), mpb.WithWidth(48))}
+	return &barWriter{out: out, bars: mpb.New(mpb.WithOutput(out), mpb.WithWidth(48), mpb.WithAutoRefresh())}
 }
 
 // Write passes whole lines on and keeps an unfinished one until its end comes.
