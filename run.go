@@ -18,8 +18,7 @@ import (
 //
 // The error of a job of children is a *launch.RankError, which names the rank
 // that failed first and carries its exit code: os.Exit(launch.ExitCode(err)).
-// f's context ends with ctx, and with a cause when the communicator fails is
-// not its affair: a collective that fails returns its error to f.
+// f runs on the caller's ctx; a collective that fails returns its error to f.
 func Run(ctx context.Context, o *Options, f func(context.Context, *Group) error) error {
 	opts, err := o.validate()
 	if err != nil {

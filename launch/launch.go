@@ -31,11 +31,14 @@ const settle = 150 * time.Millisecond
 // rank (rendezvous.FromEnv), or it starts itself without end.
 func Launch(ctx context.Context, o Options) error {
 	o, err := o.validate()
-	if err != nil {
-		return err
+	if err == nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
 	}
-	if err := ctx.Err(); err != nil {
-		return context.Cause(ctx)
+	if err != nil {
+		if o.Listener != nil {
+			_ = o.Listener.Close()
+		}
+		return err
 	}
 	// Pdeathsig fires when the thread that forked ends, so keep it.
 	runtime.LockOSThread()
@@ -93,7 +96,8 @@ func prepare(o *Options) (*job, error) {
 
 func (j *job) open() error {
 	o := j.o
-	ln, err := o.Listener, error(nil)
+	var err error
+	ln := o.Listener
 	if ln == nil {
 		if ln, err = rendezvous.Listen(context.Background(), net.JoinHostPort("127.0.0.1", "0")); err != nil {
 			return err
