@@ -56,9 +56,9 @@ type gemmTable struct {
 	narrow     int // columns of the narrow tiles, 0 without any
 	masked     bool
 	kernels    [2][]func(*gemmArgs) // wide and narrow; [i] is for i+1 rows
-	copyRows   [2]func(dst, src *float32, n, stride int)
-	copyA      func(dst, src *float32, n, stride int)
-	transpose8 func(dst *float32, dstStride int, src *float32, srcStride, blocks int)
+	copyRows   [2]func(dst, src []float32, n, stride int)
+	copyA      func(dst, src []float32, n, stride int)
+	transpose8 func(dst []float32, dstStride int, src []float32, srcStride, blocks int)
 }
 
 // Block sizes. A block of A of blockRows by blockDepth stays in the second-level

@@ -39,7 +39,7 @@ func (r *gemmRun) packTiles() {
 			dst := r.w.packA[row*r.depth:][:s.rows*r.depth]
 			src := r.A[(r.i+row)*r.RsA+r.p*r.CsA:]
 			if r.RsA == 1 && s.rows == r.gemmTable.rows && r.copyA != nil {
-				r.copyA(&dst[0], &src[0], r.depth, r.CsA)
+				r.copyA(dst, src, r.depth, r.CsA)
 				continue
 			}
 			packPanel(dst, s.rows, src, s.rows, r.depth, r.RsA, r.CsA)
@@ -67,7 +67,7 @@ func (r *gemmRun) packB() {
 	}
 	switch {
 	case r.CsB == 1 && r.cols == r.width && r.copyRows[r.wide] != nil:
-		r.copyRows[r.wide](&dst[0], &src[0], r.depth, r.RsB)
+		r.copyRows[r.wide](dst, src, r.depth, r.RsB)
 	case r.RsB == 1 && r.transpose8 != nil:
 		r.packColumns(dst, src)
 	default:
@@ -79,7 +79,7 @@ func (r *gemmRun) packB() {
 func (r *gemmRun) packColumns(dst, src []float32) {
 	j, blocks := 0, r.depth/8
 	for ; blocks > 0 && j+8 <= r.cols; j += 8 {
-		r.transpose8(&dst[j], r.width, &src[j*r.CsB], r.CsB, blocks)
+		r.transpose8(dst[j:], r.width, src[j*r.CsB:], r.CsB, blocks)
 		if k := blocks * 8; k < r.depth {
 			packPanel(dst[k*r.width+j:], r.width, src[j*r.CsB+k:], 8, r.depth-k, r.CsB, 1)
 		}

@@ -5,29 +5,29 @@ package simd
 // copyRows6 copies n rows of 6 elements, stride apart, to contiguous rows.
 //
 //go:noescape
-func copyRows6(dst *float32, src *float32, n int, stride int)
+func copyRows6(dst []float32, src []float32, n int, stride int)
 
 // copyRows8 copies n rows of 8 elements, stride apart, to contiguous rows.
 //
 //go:noescape
-func copyRows8(dst *float32, src *float32, n int, stride int)
+func copyRows8(dst []float32, src []float32, n int, stride int)
 
 // copyRows12 copies n rows of 12 elements, stride apart, to contiguous rows.
 //
 //go:noescape
-func copyRows12(dst *float32, src *float32, n int, stride int)
+func copyRows12(dst []float32, src []float32, n int, stride int)
 
 // copyRows16 copies n rows of 16 elements, stride apart, to contiguous rows.
 //
 //go:noescape
-func copyRows16(dst *float32, src *float32, n int, stride int)
+func copyRows16(dst []float32, src []float32, n int, stride int)
 
 // copyRows32 copies n rows of 32 elements, stride apart, to contiguous rows.
 //
 //go:noescape
-func copyRows32(dst *float32, src *float32, n int, stride int)
+func copyRows32(dst []float32, src []float32, n int, stride int)
 
 // transpose8 sets dst[i*dstStride+j] = src[j*srcStride+i] for j < 8, i < 8*blocks.
 //
 //go:noescape
-func transpose8(dst *float32, dstStride int, src *float32, srcStride int, blocks int)
+func transpose8(dst []float32, dstStride int, src []float32, srcStride int, blocks int)

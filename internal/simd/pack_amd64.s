@@ -2,13 +2,13 @@
 
 #include "textflag.h"
 
-// func copyRows6(dst *float32, src *float32, n int, stride int)
+// func copyRows6(dst []float32, src []float32, n int, stride int)
 // Requires: AVX, MMX+
-TEXT ·copyRows6(SB), NOSPLIT, $0-32
-	MOVQ dst+0(FP), AX
-	MOVQ src+8(FP), CX
-	MOVQ n+16(FP), DX
-	MOVQ stride+24(FP), BX
+TEXT ·copyRows6(SB), NOSPLIT, $0-64
+	MOVQ dst_base+0(FP), AX
+	MOVQ src_base+24(FP), CX
+	MOVQ n+48(FP), DX
+	MOVQ stride+56(FP), BX
 	SHLQ $0x02, BX
 
 row:
@@ -24,13 +24,13 @@ row:
 	VZEROUPPER
 	RET
 
-// func copyRows8(dst *float32, src *float32, n int, stride int)
+// func copyRows8(dst []float32, src []float32, n int, stride int)
 // Requires: AVX, MMX+
-TEXT ·copyRows8(SB), NOSPLIT, $0-32
-	MOVQ dst+0(FP), AX
-	MOVQ src+8(FP), CX
-	MOVQ n+16(FP), DX
-	MOVQ stride+24(FP), BX
+TEXT ·copyRows8(SB), NOSPLIT, $0-64
+	MOVQ dst_base+0(FP), AX
+	MOVQ src_base+24(FP), CX
+	MOVQ n+48(FP), DX
+	MOVQ stride+56(FP), BX
 	SHLQ $0x02, BX
 
 row:
@@ -44,13 +44,13 @@ row:
 	VZEROUPPER
 	RET
 
-// func copyRows12(dst *float32, src *float32, n int, stride int)
+// func copyRows12(dst []float32, src []float32, n int, stride int)
 // Requires: AVX, MMX+
-TEXT ·copyRows12(SB), NOSPLIT, $0-32
-	MOVQ dst+0(FP), AX
-	MOVQ src+8(FP), CX
-	MOVQ n+16(FP), DX
-	MOVQ stride+24(FP), BX
+TEXT ·copyRows12(SB), NOSPLIT, $0-64
+	MOVQ dst_base+0(FP), AX
+	MOVQ src_base+24(FP), CX
+	MOVQ n+48(FP), DX
+	MOVQ stride+56(FP), BX
 	SHLQ $0x02, BX
 
 row:
@@ -68,13 +68,13 @@ row:
 	VZEROUPPER
 	RET
 
-// func copyRows16(dst *float32, src *float32, n int, stride int)
+// func copyRows16(dst []float32, src []float32, n int, stride int)
 // Requires: AVX, MMX+
-TEXT ·copyRows16(SB), NOSPLIT, $0-32
-	MOVQ dst+0(FP), AX
-	MOVQ src+8(FP), CX
-	MOVQ n+16(FP), DX
-	MOVQ stride+24(FP), BX
+TEXT ·copyRows16(SB), NOSPLIT, $0-64
+	MOVQ dst_base+0(FP), AX
+	MOVQ src_base+24(FP), CX
+	MOVQ n+48(FP), DX
+	MOVQ stride+56(FP), BX
 	SHLQ $0x02, BX
 
 row:
@@ -90,13 +90,13 @@ row:
 	VZEROUPPER
 	RET
 
-// func copyRows32(dst *float32, src *float32, n int, stride int)
+// func copyRows32(dst []float32, src []float32, n int, stride int)
 // Requires: AVX, MMX+
-TEXT ·copyRows32(SB), NOSPLIT, $0-32
-	MOVQ dst+0(FP), AX
-	MOVQ src+8(FP), CX
-	MOVQ n+16(FP), DX
-	MOVQ stride+24(FP), BX
+TEXT ·copyRows32(SB), NOSPLIT, $0-64
+	MOVQ dst_base+0(FP), AX
+	MOVQ src_base+24(FP), CX
+	MOVQ n+48(FP), DX
+	MOVQ stride+56(FP), BX
 	SHLQ $0x02, BX
 
 row:
@@ -117,14 +117,14 @@ row:
 	VZEROUPPER
 	RET
 
-// func transpose8(dst *float32, dstStride int, src *float32, srcStride int, blocks int)
+// func transpose8(dst []float32, dstStride int, src []float32, srcStride int, blocks int)
 // Requires: AVX
-TEXT ·transpose8(SB), NOSPLIT, $0-40
-	MOVQ dst+0(FP), AX
-	MOVQ src+16(FP), CX
-	MOVQ dstStride+8(FP), DX
-	MOVQ srcStride+24(FP), BX
-	MOVQ blocks+32(FP), SI
+TEXT ·transpose8(SB), NOSPLIT, $0-72
+	MOVQ dst_base+0(FP), AX
+	MOVQ src_base+32(FP), CX
+	MOVQ dstStride+24(FP), DX
+	MOVQ srcStride+56(FP), BX
+	MOVQ blocks+64(FP), SI
 	SHLQ $0x02, DX
 	SHLQ $0x02, BX
 	LEAQ (BX)(BX*2), DI

@@ -20,9 +20,9 @@ func pack(c *build.Context) {
 // copyRows copies rows of a fixed width.
 func copyRows(c *build.Context, width int) {
 	name := fmt.Sprintf("copyRows%d", width)
-	text(c, name, "func(dst, src *float32, n, stride int)",
+	text(c, name, "func(dst, src []float32, n, stride int)",
 		fmt.Sprintf("%s copies n rows of %d elements, stride apart, to contiguous rows.", name, width))
-	dst, src := c.Load(c.Param("dst"), c.GP64()), c.Load(c.Param("src"), c.GP64())
+	dst, src := c.Load(c.Param("dst").Base(), c.GP64()), c.Load(c.Param("src").Base(), c.GP64())
 	n, stride := c.Load(c.Param("n"), c.GP64()), c.Load(c.Param("stride"), c.GP64())
 	c.SHLQ(U8(2), stride)
 	c.Label("row")
@@ -61,9 +61,9 @@ func copyRows(c *build.Context, width int) {
 
 // transpose8 turns 8 contiguous runs into rows of 8.
 func transpose8(c *build.Context) {
-	text(c, "transpose8", "func(dst *float32, dstStride int, src *float32, srcStride, blocks int)",
+	text(c, "transpose8", "func(dst []float32, dstStride int, src []float32, srcStride, blocks int)",
 		"transpose8 sets dst[i*dstStride+j] = src[j*srcStride+i] for j < 8, i < 8*blocks.")
-	dst, src := c.Load(c.Param("dst"), c.GP64()), c.Load(c.Param("src"), c.GP64())
+	dst, src := c.Load(c.Param("dst").Base(), c.GP64()), c.Load(c.Param("src").Base(), c.GP64())
 	ds, ss := c.Load(c.Param("dstStride"), c.GP64()), c.Load(c.Param("srcStride"), c.GP64())
 	n := c.Load(c.Param("blocks"), c.GP64())
 	c.SHLQ(U8(2), ds)
