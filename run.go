@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"os"
+	"time"
 
+	"github.com/tandem-go/tandem/comm"
 	"github.com/tandem-go/tandem/launch"
 	"github.com/tandem-go/tandem/rendezvous"
 )
@@ -41,7 +43,19 @@ func Run(ctx context.Context, o *Options, f func(context.Context, *Group) error)
 		return err
 	}
 	err = f(ctx, g)
+	g.blame(err)
 	return errors.Join(err, g.Close())
+}
+
+// blame tells the launcher which other rank err is the fault of, if any.
+func (g *Group) blame(err error) {
+	var op *comm.OpError
+	if !launch.Launched() || !errors.As(err, &op) || op.Culprit < 0 || op.Culprit == g.Rank {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	_ = launch.Blame(ctx, g.Store, g.Rank, op.Culprit) // the launcher may be the one that is gone
 }
 
 // start runs this executable once for each rank.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -68,17 +69,11 @@ type job struct {
 	signals chan os.Signal
 	running int
 
-	failed   *exit // the first failure
-	others   []Outcome
-	stopped  error // why we stop without a failure: a signal or ctx
+	failures []exit // in the order in which they were seen
+	stopped  error  // why we stop without a failure: a signal or ctx
 	stopping bool
 	settled  <-chan time.Time
 	deadline <-chan time.Time
-}
-
-type exit struct {
-	Outcome
-	at time.Time
 }
 
 // prepare opens everything that can fail before a process is started.
@@ -169,10 +164,7 @@ func (j *job) start() error {
 	}
 	for _, r := range j.ranks {
 		j.running++
-		go func() {
-			o := r.wait()
-			j.exits <- exit{o, time.Now()}
-		}()
+		go func() { j.exits <- r.wait() }()
 	}
 	j.o.Logger.Debug("ranks started", "nproc", j.o.NProc, "job", j.o.JobID, "generation", j.o.Generation, "store", j.store.Addr().String())
 	return nil
@@ -203,23 +195,17 @@ func (j *job) watch(ctx context.Context) error {
 	return j.verdict()
 }
 
-// ended books one rank's end.
+// ended books one rank's end. The first failure stops the job, but not before
+// those that failed at the same time had a chance to be seen.
 func (j *job) ended(e exit) {
 	j.o.Logger.Debug("rank ended", "rank", e.Rank, "code", e.ExitCode, "signal", e.Signal)
-	switch {
-	case e.ok():
+	if e.ok() {
 		return
-	case j.failed == nil && j.stopped == nil:
-		j.failed = &e
-		if j.running > 0 && !j.stopping {
-			j.settled = time.After(settle)
-		}
-		return
-	case j.settled != nil && j.failed.signal == 0 && e.signal != 0 && !e.ByUs:
-		// The one that was killed is the cause, whoever was seen first.
-		*j.failed, e = e, *j.failed
 	}
-	j.others = append(j.others, e.Outcome)
+	j.failures = append(j.failures, e)
+	if len(j.failures) == 1 && j.running > 0 && !j.stopping {
+		j.settled = time.After(settle)
+	}
 }
 
 // forward passes a signal on. SIGINT and SIGTERM go to the whole groups, as
@@ -247,7 +233,7 @@ func (j *job) stop(why error) {
 
 func (j *job) begin(why error, s syscall.Signal) {
 	j.stopping = true
-	if j.failed == nil {
+	if len(j.failures) == 0 {
 		j.stopped = why
 	}
 	j.deadline = time.After(j.o.Grace)
@@ -263,18 +249,21 @@ func (j *job) signalAll(s syscall.Signal) {
 // verdict is what Launch returns. A job that ends well after it was told to
 // stop by a signal has ended well: it may have saved its state.
 func (j *job) verdict() error {
-	if j.failed == nil {
+	if len(j.failures) == 0 || j.stopped != nil {
 		var s *SignalError
-		if errors.As(j.stopped, &s) && len(j.others) == 0 {
+		if errors.As(j.stopped, &s) && len(j.failures) == 0 {
 			return nil
 		}
 		return j.stopped
 	}
-	f := j.failed
+	first := culprit(j.failures, j.blame())
+	f := j.failures[first]
 	r := j.ranks[f.Rank]
-	e := &RankError{
-		Outcome: f.Outcome, Stderr: r.err.last(), Hurt: j.others,
-		Time: f.at, Elapsed: f.at.Sub(r.started),
+	e := &RankError{Outcome: f.Outcome, Stderr: r.err.last(), Time: f.at, Elapsed: f.at.Sub(r.started)}
+	for i, o := range j.failures {
+		if i != first {
+			e.Hurt = append(e.Hurt, o.Outcome)
+		}
 	}
 	if f.signal == unix.SIGKILL && !f.ByUs {
 		e.Hint = readMemory("/").hint(j.before)
@@ -286,4 +275,18 @@ func (j *job) verdict() error {
 		}
 	}
 	return e
+}
+
+// blame reads whom the ranks have accused.
+func (j *job) blame() map[int]int {
+	env := rendezvous.Env{Generation: j.o.Generation}
+	s := rendezvous.Prefix(j.store.Store(), env.Prefix())
+	m := map[int]int{}
+	for _, f := range j.failures {
+		v, err := s.Get(context.Background(), blameKey(f.Rank)) // in this process: does not block
+		if c, e := strconv.Atoi(string(v)); err == nil && e == nil {
+			m[f.Rank] = c
+		}
+	}
+	return m
 }

@@ -129,10 +129,10 @@ func (r *rank) copy(o *Options, m *mux, from *os.File, to io.Writer, keep func([
 	split.flush()
 }
 
-// wait returns how the process ended, after the rest of its group was killed
-// and its output has come.
-func (r *rank) wait() Outcome {
-	err := r.reap()
+// wait returns how and when the process ended, after the rest of its group was
+// killed and its output has come.
+func (r *rank) wait() exit {
+	at, err := r.reap()
 	r.mu.Lock()
 	told := r.told
 	r.mu.Unlock()
@@ -141,11 +141,11 @@ func (r *rank) wait() Outcome {
 	timer.Stop()
 	r.close()
 	if r.cmd.ProcessState == nil {
-		return Outcome{Rank: r.n, PID: r.cmd.Process.Pid, ExitCode: -1, Signal: fmt.Sprint(err)}
+		return exit{Outcome{Rank: r.n, PID: r.cmd.Process.Pid, ExitCode: -1, Signal: fmt.Sprint(err)}, at}
 	}
 	o := outcome(r.n, r.cmd.ProcessState)
 	o.ByUs = told
-	return o
+	return exit{o, at}
 }
 
 // close closes what the launcher holds of the rank.

@@ -4,19 +4,22 @@ package launch
 
 import (
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
 
 // reap waits for the process to end and kills what is left of its group right
 // after, since a process can't be awaited here without taking its status.
-func (r *rank) reap() error {
-	err := r.cmd.Wait()
+// at is when it ended.
+func (r *rank) reap() (at time.Time, err error) {
+	err = r.cmd.Wait()
+	at = time.Now()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.reaped = true
 	_ = unix.Kill(-r.cmd.Process.Pid, unix.SIGKILL)
-	return err
+	return at, err
 }
 
 // attributes of a rank: a process group of its own.

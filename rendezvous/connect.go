@@ -76,13 +76,13 @@ func Connect(ctx context.Context, e Env, o *ConnectOptions) (*Conn, error) {
 			return nil, err
 		}
 		c.base = NewMem()
-		c.Store = Prefix(c.base, generation(e))
+		c.Store = Prefix(c.base, e.Prefix())
 		return c, nil
 	}
 	if c.base, c.server, err = open(ctx, e, opts); err != nil {
 		return nil, fmt.Errorf("rank %d of %d: %w", e.Rank, e.WorldSize, err)
 	}
-	c.Store = Prefix(c.base, generation(e))
+	c.Store = Prefix(c.base, e.Prefix())
 	err = Join(ctx, c.Store, e.Rank, e.WorldSize)
 	if err == nil {
 		err = e.Validate() // after the join, so that all hear of a bad rank
@@ -96,7 +96,8 @@ func Connect(ctx context.Context, e Env, o *ConnectOptions) (*Conn, error) {
 	return c, nil
 }
 
-func generation(e Env) string { return fmt.Sprintf("g%d/", e.Generation) }
+// Prefix is what keys of this generation begin with in the job's store.
+func (e *Env) Prefix() string { return fmt.Sprintf("g%d/", e.Generation) }
 
 // open serves the store or dials it.
 func open(ctx context.Context, e Env, o ConnectOptions) (Store, *Server, error) {
