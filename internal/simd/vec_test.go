@@ -10,9 +10,15 @@ import (
 	"pgregory.net/rapid"
 )
 
-// eachISA runs f for the kernels of every instruction set that can run here.
+// eachISA runs f for the kernels of every instruction set: those that this
+// machine has, and AVX-512 by interpretation.
 func eachISA(t *testing.T, f func(t *testing.T, k *Kernels)) {
 	t.Helper()
+	for name, k := range interpretedKernels(t) {
+		if k.isa == AVX512 {
+			t.Run(name, func(t *testing.T) { f(t, k) })
+		}
+	}
 	for _, isa := range Supported() {
 		k, err := For(isa)
 		if err != nil {

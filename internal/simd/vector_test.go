@@ -64,7 +64,11 @@ func TestUnaryOverAllFloats(t *testing.T) {
 		for _, c := range unaryCases() {
 			var worst, worstAt, worstAbs float64
 			ys := make([]float32, 1<<12)
-			sweep(1499, func(xs []float32) {
+			stride := uint64(1499)
+			if k.isa == AVX512 { // by interpretation, most likely
+				stride = 40009
+			}
+			sweep(stride, func(xs []float32) {
 				c.kernel(k)(ys[:len(xs)], xs)
 				for i, x := range xs {
 					want := c.want(float64(x))
@@ -72,7 +76,7 @@ func TestUnaryOverAllFloats(t *testing.T) {
 					if u > c.tol && !(math.Abs(float64(ys[i])-want) <= c.abs) {
 						t.Fatalf("%s(%g = %#x) = %g, want %g: %.3g ulp", c.name, x, math.Float32bits(x), ys[i], want, u)
 					}
-					if u > worst {
+					if u > worst && math.Abs(float64(ys[i])-want) > c.abs {
 						worst, worstAt = u, float64(x)
 					}
 					if a := math.Abs(float64(ys[i]) - want); a > worstAbs && !math.IsInf(a, 0) && math.Abs(want) < 1 {
