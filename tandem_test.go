@@ -24,6 +24,7 @@ import (
 	"github.com/tandem-go/tandem/dtype"
 	"github.com/tandem-go/tandem/launch"
 	"github.com/tandem-go/tandem/rendezvous"
+	"go.uber.org/goleak"
 )
 
 // TestMain is also the program that the tests start: with TEST_PROGRAM it calls
@@ -31,7 +32,12 @@ import (
 func TestMain(m *testing.M) {
 	what := os.Getenv("TEST_PROGRAM")
 	if what == "" {
-		os.Exit(m.Run())
+		code := m.Run()
+		if err := goleak.Find(); code == 0 && err != nil {
+			fmt.Fprintln(os.Stderr, "goroutines are left:", err)
+			code = 1
+		}
+		os.Exit(code)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()

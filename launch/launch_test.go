@@ -20,6 +20,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"github.com/tandem-go/tandem/rendezvous"
+	"go.uber.org/goleak"
 	"golang.org/x/sys/unix"
 )
 
@@ -28,7 +29,12 @@ import (
 func TestMain(m *testing.M) {
 	do := os.Getenv("TEST_DO")
 	if do == "" {
-		os.Exit(m.Run())
+		code := m.Run()
+		if err := goleak.Find(); code == 0 && err != nil {
+			fmt.Fprintln(os.Stderr, "goroutines are left:", err)
+			code = 1
+		}
+		os.Exit(code)
 	}
 	Guard()
 	other := ""
