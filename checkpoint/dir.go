@@ -1,7 +1,6 @@
 package checkpoint
 
 import (
-	"bufio"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,6 +11,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/tandem-go/tandem/internal/durable"
 )
 
 // The files of a checkpoint directory. Done comes last: without it the
@@ -115,49 +116,14 @@ func Save(root string, step int, write func(create func(name string, content fun
 	if err := os.Remove(c.Path(doneFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return c, fmt.Errorf("checkpoint: %w", err)
 	}
-	create := func(name string, content func(io.Writer) error) error { return writeFile(c.Path(name), content) }
+	create := func(name string, content func(io.Writer) error) error { return durable.Write(c.Path(name), content) }
 	if err := write(create); err != nil {
 		return c, err
 	}
 	if err := create(doneFile, func(io.Writer) error { return nil }); err != nil {
 		return c, err
 	}
-	return c, syncDir(root)
-}
-
-// writeFile makes path whole or not at all.
-func writeFile(path string, content func(io.Writer) error) (err error) {
-	tmp := path + ".tmp"
-	f, err := os.Create(tmp)
-	if err != nil {
-		return fmt.Errorf("checkpoint: %w", err)
-	}
-	w := bufio.NewWriterSize(f, 1<<20)
-	err = content(w)
-	if err == nil {
-		err = w.Flush()
-	}
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(tmp, path)
-	}
-	if err != nil {
-		return errors.Join(fmt.Errorf("checkpoint: writing %s: %w", path, err), os.Remove(tmp))
-	}
-	return syncDir(filepath.Dir(path))
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return fmt.Errorf("checkpoint: %w", err)
-	}
-	if err := errors.Join(d.Sync(), d.Close()); err != nil {
-		return fmt.Errorf("checkpoint: fsync %s: %w", dir, err)
-	}
-	return nil
+	return c, durable.SyncDir(root)
 }
 
 // Prune removes all but the newest keep checkpoints under root, and those that
