@@ -4,6 +4,7 @@
 package trainer
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -16,8 +17,11 @@ import (
 // Config says what to train and how. The zero value of a field means the
 // default in brackets; where 0 itself is a sensible value the field says so.
 type Config struct {
-	// Data is the path of a UTF-8 text. Required.
+	// Data is the path of a UTF-8 text, or of tokens that data.Prepare wrote. Required.
 	Data string
+	// Tokenizer is data.CharTokenizer or data.GPT2Tokenizer [characters, or
+	// what made the tokens].
+	Tokenizer string
 	// Out is the directory of metrics.jsonl; empty writes none.
 	Out string
 
@@ -155,13 +159,13 @@ func (c *Config) validateRanges() error {
 }
 
 // LoadText opens the text and checks that it is long enough for the model.
-func (c *Config) LoadText() (*data.Text, error) {
-	text, err := data.Open(c.Data)
+func (c *Config) LoadText(ctx context.Context) (*data.Source, error) {
+	text, err := data.Open(ctx, c.Data, &data.Options{Tokenizer: c.Tokenizer})
 	if err != nil {
 		return nil, err
 	}
 	if err := text.Check(c.Block); err != nil {
-		return nil, fmt.Errorf("%s: %w", c.Data, err)
+		return nil, errors.Join(fmt.Errorf("%s: %w", c.Data, err), text.Close())
 	}
 	return text, nil
 }

@@ -60,7 +60,7 @@ func (f *forward) run(ctx context.Context, tokens, targets []int) error {
 // contiguous share of its windows.
 type evaluator struct {
 	*forward
-	part     []int32
+	part     data.Seq
 	block    int
 	from, to int // windows of this rank
 	tokens   []int
@@ -91,8 +91,7 @@ func (e *evaluator) run(ctx context.Context) (float64, error) {
 	var sum float64
 	for at := e.from; at < e.to; at += batch {
 		n := min(batch, e.to-at)
-		end := min(len(e.part), (at+n)*e.block+1)
-		if _, err := data.FillWindows(e.tokens, e.targets, e.part[:end], e.block, at); err != nil {
+		if _, err := data.FillWindows(e.tokens, e.targets, e.part, e.block, at, e.to); err != nil {
 			return 0, err
 		}
 		if err := e.forward.run(ctx, e.tokens, e.targets); err != nil {

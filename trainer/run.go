@@ -39,10 +39,11 @@ func Run(ctx context.Context, g *tandem.Group, c Config, obs Observer) (*Result,
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
-	text, err := c.LoadText()
+	text, err := c.LoadText(ctx)
 	if err != nil {
 		return nil, err
 	}
+	defer text.Close() // only read
 	r := &run{c: c, g: g, text: text, obs: obs}
 	if err := r.open(ctx); err != nil {
 		return nil, err
@@ -58,7 +59,7 @@ func Run(ctx context.Context, g *tandem.Group, c Config, obs Observer) (*Result,
 type run struct {
 	c     Config
 	g     *tandem.Group
-	text  *data.Text
+	text  *data.Source
 	obs   Observer
 	model *gpt2mini.Model
 	ddp   *ddp.DDP
@@ -74,7 +75,7 @@ type run struct {
 
 func (r *run) open(ctx context.Context) (err error) {
 	c := &r.c
-	if r.model, err = gpt2mini.New(c.model(len(r.text.Vocab), c.Batch)); err != nil {
+	if r.model, err = gpt2mini.New(c.model(r.text.VocabSize(), c.Batch)); err != nil {
 		return err
 	}
 	if err := r.model.Init(uint64(c.Seed)); err != nil {
@@ -167,7 +168,9 @@ func (r *run) step(ctx context.Context, step int) (*Metrics, error) {
 	var err error
 	for micro := range r.c.GradAccum {
 		first := r.g.Rank*perRank + micro*r.c.Batch
-		r.sampler.Fill(r.tokens, r.targets, step, first)
+		if err := r.sampler.Fill(r.tokens, r.targets, step, first); err != nil {
+			return nil, err
+		}
 		if err := r.model.SetBatch(r.tokens, r.targets); err != nil {
 			return nil, err
 		}

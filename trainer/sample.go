@@ -15,7 +15,11 @@ func (r *run) sample(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	out := []int{r.firstToken()}
+	first, err := r.firstToken()
+	if err != nil {
+		return "", err
+	}
+	out := []int{first}
 	tokens := make([]int, r.c.Block)
 	rng := rand.New(rand.NewPCG(uint64(r.c.Seed), 0x5eed))
 	for len(out) <= r.c.SampleTokens {
@@ -28,14 +32,21 @@ func (r *run) sample(ctx context.Context) (string, error) {
 		logits := f.model.Logits.Value().Data().([]float32)
 		out = append(out, draw(rng, logits[(n-1)*vocab:n*vocab]))
 	}
-	return strings.TrimSpace(r.text.Decode(out)), nil
+	ids := make([]int32, len(out))
+	for i, id := range out {
+		ids[i] = int32(id)
+	}
+	text, err := r.text.Decode(ids)
+	return strings.TrimSpace(text), err
 }
 
-func (r *run) firstToken() int {
+func (r *run) firstToken() (int, error) {
 	if ids, err := r.text.Encode("\n"); err == nil {
-		return int(ids[0])
+		return int(ids[0]), nil
 	}
-	return int(r.text.Train[0])
+	var first [1]int
+	err := r.text.Train.Copy(first[:], 0)
+	return first[0], err
 }
 
 // draw picks an index with the probabilities of the softmax of logits.

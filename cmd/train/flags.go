@@ -24,7 +24,8 @@ type options struct {
 // model flag that isn't given leaves the preset's value.
 func (o *options) addFlags(f *pflag.FlagSet) {
 	c := &o.train
-	f.StringVar(&c.Data, "data", "", "UTF-8 text; its characters are the vocabulary, the last 10 % validates (default: Newton's Opticks from the Go installation)")
+	f.StringVar(&c.Data, "data", "", "UTF-8 text, the last 10 % of which validates; or a train.bin with its val.bin, as \"train data prepare\" or nanoGPT makes them (default: Newton's Opticks from the Go installation)")
+	f.StringVar(&c.Tokenizer, "tokenizer", "", "char (one token a character) or gpt2 (byte-pair encoding, 50257 tokens) (default: char, or what prepared tokens were made with)")
 	f.StringVar(&o.out, "out", "", "directory for metrics.jsonl and each rank's log (default: a new one under the system's temporary directory)")
 	f.StringVar(&o.preset, "preset", "mini", "model: mini (4 layers, 4 heads, d 128, block 64), small (6, 6, 384, 128) or gpt2 (12, 12, 768, 1024)")
 	f.IntVar(&c.Layers, "layers", 0, "transformer blocks (default: the preset's)")

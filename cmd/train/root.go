@@ -74,7 +74,11 @@ func (o *options) run(cmd *cobra.Command) error {
 	if err := o.train.Validate(); err != nil {
 		return err
 	}
-	if _, err := o.train.LoadText(); err != nil {
+	text, err := o.train.LoadText(cmd.Context())
+	if err != nil {
+		return err
+	}
+	if err := text.Close(); err != nil {
 		return err
 	}
 	args, err := o.prepareOut()
