@@ -131,6 +131,7 @@ func TestOverlapChangesNoBit(t *testing.T) {
 		"per bucket, slow collectives": {delay: 3 * time.Millisecond, opts: Options{Optimizer: sgd, Caps: bucket.Each()}},
 		"whole, slow kernels":          {slow: 200 * time.Microsecond, opts: Options{Optimizer: sgd, MaxNorm: 1e9}},
 		"whole, slow collectives":      {delay: 3 * time.Millisecond, opts: Options{Optimizer: sgd, MaxNorm: 1e9, Caps: bucket.Each()}},
+		"over TCP":                     {ring: true, opts: Options{Optimizer: sgd, Caps: bucket.Each()}},
 		"all in one":                   {slow: 100 * time.Microsecond, delay: time.Millisecond, opts: Options{Optimizer: sgd, Caps: bucket.One()}},
 		"odd caps":                     {delay: time.Millisecond, opts: Options{Caps: bucket.Caps{First: 300, Cap: []int{100, 200}, Last: 64}}},
 		"norm of an external step":     {delay: time.Millisecond, opts: Options{Norm: true}},
@@ -366,5 +367,37 @@ func TestStopReachesAllInTheSameStep(t *testing.T) {
 		}
 		require.Equal(t, 3, d.Steps())
 		return nil
+	})
+}
+
+// Without it metrics would mix the times of two steps: with a built-in optimizer
+// Step returns before its updates have ended, and Sync waits for them.
+func TestTimesAreOneStepBehindUntilSync(t *testing.T) {
+	group{ranks: 2, opts: Options{Optimizer: optim.AdamW{}, MaxNorm: 1}}.must(t, func(ctx context.Context, rank int, c comm.Communicator, o *Options) error {
+		m, d, err := setup(ctx, c, o)
+		if err != nil {
+			return err
+		}
+		defer d.Close()
+		for s := range 3 {
+			if err := errors.Join(m.feed(s, rank*batch), d.Step(ctx)); err != nil {
+				return err
+			}
+			require.Equal(t, s+1, d.Stats().Step)
+			require.Equal(t, s, d.Stats().Timed)
+		}
+		require.Equal(t, 3, d.Optimizer().Steps())
+		if err := d.Sync(ctx); err != nil {
+			return err
+		}
+		st := d.Stats()
+		require.Equal(t, 3, st.Timed)
+		require.Positive(t, st.Times.Update)
+		for _, b := range st.Times.Buckets {
+			require.Greater(t, b.Updated, b.Done)
+		}
+		require.NoError(t, d.Close())
+		require.ErrorIs(t, d.Step(ctx), ErrClosed)
+		return d.Close()
 	})
 }

@@ -19,6 +19,8 @@ import (
 	"github.com/tandem-go/tandem/cpu"
 	"github.com/tandem-go/tandem/device"
 	"github.com/tandem-go/tandem/dtype"
+	"github.com/tandem-go/tandem/rendezvous"
+	"github.com/tandem-go/tandem/ring"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -147,13 +149,13 @@ func (s *slowStream) Launch(k device.Kernel, args []device.Buffer) error {
 
 // group is how a test runs its ranks.
 type group struct {
-	ranks   int
-	slow    time.Duration // before each kernel of the passes
-	delay   time.Duration // at most, before each collective on each rank
-	seed    uint64        // of the delays
-	opts    Options
-	timeout time.Duration
-	wrap    func(rank int, c comm.Communicator) comm.Communicator
+	ranks int
+	slow  time.Duration // before each kernel of the passes
+	delay time.Duration // at most, before each collective on each rank
+	seed  uint64        // of the delays
+	ring  bool          // over TCP, without delays, instead of in memory
+	opts  Options
+	wrap  func(rank int, c comm.Communicator) comm.Communicator
 }
 
 // run runs f on all ranks at once, each with a device of its own and rank r's
@@ -174,6 +176,9 @@ func (g group) run(t *testing.T, f func(ctx context.Context, rank int, c comm.Co
 	}}
 	world, err := inmem.New(shared, g.ranks, o)
 	require.NoError(t, err)
+	if g.ring {
+		world = overTCP(t, shared, g.ranks)
+	}
 	errs := make([]error, g.ranks)
 	var wg sync.WaitGroup
 	for r := range g.ranks {
@@ -281,4 +286,22 @@ func newDevice(t *testing.T) *cpu.Device {
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, dev.Close()) })
 	return dev
+}
+
+// overTCP makes a ring whose ranks are goroutines of this process.
+func overTCP(t *testing.T, dev device.Device, n int) []comm.Communicator {
+	store := rendezvous.NewMem()
+	defer store.Close()
+	world, errs := make([]comm.Communicator, n), make([]error, n)
+	var wg sync.WaitGroup
+	for r := range n {
+		wg.Go(func() {
+			world[r], errs[r] = ring.New(context.Background(), ring.Options{
+				Rank: r, Size: n, Store: store, Device: dev, Secret: "of this test", Timeout: 20 * time.Second,
+			})
+		})
+	}
+	wg.Wait()
+	require.NoError(t, errors.Join(errs...))
+	return world
 }

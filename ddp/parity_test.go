@@ -26,6 +26,7 @@ import (
 type split struct {
 	ranks, micro int
 	caps         bucket.Caps
+	ring         bool
 }
 
 // Without it the average over ranks and micro-steps, whatever the buckets, could
@@ -38,8 +39,12 @@ func TestParityOfRanks(t *testing.T) {
 		f, err := parity.Load(path)
 		require.NoError(t, err)
 		for name, c := range caps {
-			for _, s := range []split{{1, 1, c}, {2, 1, c}, {4, 1, c}, {1, 2, c}, {2, 2, c}} {
-				t.Run(fmt.Sprintf("%s/%s/%d ranks, %d micro-steps", filepath.Base(path), name, s.ranks, s.micro), func(t *testing.T) {
+			for _, s := range []split{
+				{ranks: 1, micro: 1}, {ranks: 2, micro: 1}, {ranks: 4, micro: 1}, {ranks: 1, micro: 2}, {ranks: 2, micro: 2},
+				{ranks: 2, micro: 1, ring: true}, {ranks: 4, micro: 1, ring: true},
+			} {
+				s.caps = c
+				t.Run(fmt.Sprintf("%s/%s/%d ranks, %d micro-steps, ring %v", filepath.Base(path), name, s.ranks, s.micro, s.ring), func(t *testing.T) {
 					if f.Config.Batch%(s.ranks*s.micro) != 0 {
 						t.Skipf("a batch of %d sequences can't be shared out", f.Config.Batch)
 					}
@@ -88,7 +93,7 @@ func (s split) step(ctx context.Context, d *DDP, m *gpt2mini.Model, f *parity.Fi
 // checkGradients compares the averages of step 0, and the norm and loss.
 func (s split) checkGradients(t *testing.T, f *parity.File) {
 	o := Options{Caps: s.caps, Norm: true}
-	group{ranks: s.ranks, opts: o}.must(t, func(ctx context.Context, rank int, c comm.Communicator, o *Options) error {
+	group{ranks: s.ranks, ring: s.ring, opts: o}.must(t, func(ctx context.Context, rank int, c comm.Communicator, o *Options) error {
 		m, err := s.model(f, rank)
 		if err != nil {
 			return err
@@ -145,7 +150,7 @@ func (s split) checkTraining(t *testing.T, f *parity.File) {
 	}}
 	var mu sync.Mutex
 	all := make([][][]float32, s.ranks)
-	group{ranks: s.ranks, opts: o}.must(t, func(ctx context.Context, rank int, c comm.Communicator, o *Options) error {
+	group{ranks: s.ranks, ring: s.ring, opts: o}.must(t, func(ctx context.Context, rank int, c comm.Communicator, o *Options) error {
 		m, err := s.model(f, rank)
 		if err != nil {
 			return err
