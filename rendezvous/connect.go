@@ -88,10 +88,7 @@ func Connect(ctx context.Context, e Env, o *ConnectOptions) (*Conn, error) {
 		err = e.Validate() // after the join, so that all hear of a bad rank
 	}
 	if err != nil {
-		// Whoever waits for the same verdict gets it before the host leaves.
-		leave, cancel := afterwards(ctx)
-		defer cancel()
-		return nil, errors.Join(err, c.close(leave))
+		return nil, errors.Join(err, c.leave(ctx, e.WorldSize-1))
 	}
 	return c, nil
 }
@@ -152,15 +149,29 @@ func checkHost(ctx context.Context, e Env, o ConnectOptions) (loopback bool, err
 	return true, nil
 }
 
+// leave ends a join that failed. The host stays until the others have read the
+// verdict, also those that come a little later.
+func (c *Conn) leave(ctx context.Context, others int) error {
+	if c.server == nil {
+		return c.base.Close()
+	}
+	stay, least := c.linger, others
+	if ctx.Err() != nil { // nobody else will come
+		stay, least = reportTime, 0
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stay)
+	defer cancel()
+	if err := c.server.drain(ctx, least); err != nil {
+		c.log.Debug("leaving before all others have heard", "err", err)
+	}
+	return c.server.Close()
+}
+
 // Close leaves the store. Its host waits for the others to leave first, as
 // they may still read what it said.
 func (c *Conn) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), c.linger)
 	defer cancel()
-	return c.close(ctx)
-}
-
-func (c *Conn) close(ctx context.Context) error {
 	if c.server == nil {
 		return c.base.Close()
 	}

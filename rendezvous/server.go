@@ -108,12 +108,15 @@ func (s *Server) clientsLocked() (n int) {
 
 // Drain waits until no client is connected, so that the host of the store can
 // leave last. The error says how many still were when ctx ended.
-func (s *Server) Drain(ctx context.Context) error {
+func (s *Server) Drain(ctx context.Context) error { return s.drain(ctx, 0) }
+
+// drain also waits until at least this many clients have come at all.
+func (s *Server) drain(ctx context.Context, least int) error {
 	for {
 		s.mu.Lock()
-		n, idle := s.clientsLocked(), s.idle
+		n, seen, idle := s.clientsLocked(), s.seen, s.idle
 		s.mu.Unlock()
-		if n == 0 {
+		if n == 0 && seen >= least {
 			return nil
 		}
 		select {
@@ -262,6 +265,7 @@ func (s *Server) session(id string) *session {
 	}
 	x := s.sessions[id]
 	if x == nil {
+		s.seen++
 		x = &session{answers: map[uint64][]byte{}}
 		s.sessions[id] = x
 	}

@@ -3,6 +3,7 @@ package rendezvous
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -153,6 +154,23 @@ func TestReconnect(t *testing.T) {
 	}
 	require.NoError(t, s.Store().Set(ctx, "x", nil))
 	require.NoError(t, <-done)
+}
+
+// Without it the copy of a change that was still on its way in a broken
+// connection would be made again.
+func TestLateCopyIsIgnored(t *testing.T) {
+	add := func(id, ack uint64) []byte {
+		return finish(binary.BigEndian.AppendUint64(putText(request(opAdd, id, ack), "n"), 1))
+	}
+	b := finish(append(request(opSession, 0, 0), make([]byte, 16)...))
+	b = append(b, bytes.Join([][]byte{add(1, 1), add(1, 1), add(2, 2), add(1, 1), finish(request(opBye, 0, 0))}, nil)...)
+	s := &Server{t: newTable(), stop: make(chan struct{}), sessions: map[string]*session{}}
+	l := &serverLink{s: s, c: fakeConn{nil, bytes.NewReader(b)}, out: newOutbox(), waits: map[uint64]func(){}}
+	require.NoError(t, l.read())
+	n, err := s.t.add("n", 0)
+	require.NoError(t, err)
+	require.EqualValues(t, 2, n)
+	require.Empty(t, s.sessions, "a client that says goodbye is forgotten")
 }
 
 // Without it a rank would hang when the host of the store dies.
