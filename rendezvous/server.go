@@ -44,6 +44,7 @@ type Server struct {
 	mu       sync.Mutex
 	sessions map[string]*session
 	conns    map[net.Conn]bool // true once authenticated
+	seen     int               // sessions so far
 	idle     chan struct{}     // closed and replaced whenever a connection ends
 	closed   bool
 }
