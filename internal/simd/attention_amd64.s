@@ -13,13 +13,13 @@ TEXT ·softmaxRowsAVX2(SB), NOSPLIT, $0-112
 	SHLQ         $0x02, CX
 	MOVQ         max_base+64(FP), R8
 	MOVQ         sum_base+88(FP), R9
-	VMOVUPS      x3fb8aa3b<>+0(SB), Y0
-	VMOVUPS      x4b400000<>+0(SB), Y1
+	VMOVUPS      x4b400000<>+0(SB), Y0
+	VMOVUPS      x3fb8aa3b<>+0(SB), Y1
 	VMOVUPS      x3f317218<>+0(SB), Y2
-	VMOVUPS      x3ab5b6d2<>+0(SB), Y3
-	VMOVUPS      xb102e308<>+0(SB), Y4
-	VMOVUPS      x3c091824<>+0(SB), Y5
-	VMOVUPS      x3d2aab45<>+0(SB), Y6
+	VMOVUPS      x3f800000<>+0(SB), Y3
+	VMOVUPS      xc2b00f34<>+0(SB), Y4
+	VMOVUPS      x3ab5b6d2<>+0(SB), Y5
+	VMOVUPS      x3c091824<>+0(SB), Y6
 	VBROADCASTSS scale+56(FP), Y7
 	VMOVUPS      xff800000<>+0(SB), Y8
 	LEAQ         (AX)(BX*4), DI
@@ -31,19 +31,23 @@ pad1:
 	ADDQ    R11, DI
 	DECQ    R10
 	JNZ     pad1
+	MOVQ    AX, R10
+	MOVQ    R8, R11
+	MOVQ    BX, R12
+	MOVQ    DX, R13
 
-row2:
-	LEAQ    7(BX), DI
-	ANDQ    $-8, DI
+max2:
 	VMOVUPS xff800000<>+0(SB), Y8
-	XORQ    R10, R10
-	CMPQ    R10, DI
+	LEAQ    7(R12), DI
+	ANDQ    $-8, DI
+	XORQ    R14, R14
+	CMPQ    R14, DI
 	JGE     done4
 
 one3:
-	VMAXPS (AX)(R10*4), Y8, Y8
-	ADDQ   $+8, R10
-	CMPQ   R10, DI
+	VMAXPS (R10)(R14*4), Y8, Y8
+	ADDQ   $+8, R14
+	CMPQ   R14, DI
 	JLT    one3
 
 done4:
@@ -54,43 +58,50 @@ done4:
 	VPERMILPS    $0x01, X8, X9
 	VMAXPS       X9, X8, X8
 	VMULSS       X7, X8, X8
-	VMAXSS       (R8), X8, X8
-	VMOVSS       X8, (R8)
-	VBROADCASTSS X8, Y8
+	VMAXSS       (R11), X8, X8
+	VMOVSS       X8, (R11)
+	ADDQ         $0x04, R11
+	ADDQ         CX, R10
+	ADDQ         SI, R12
+	DECQ         R13
+	JNZ          max2
+
+row5:
+	LEAQ         7(BX), DI
+	ANDQ         $-8, DI
 	VXORPS       Y9, Y9, Y9
+	VBROADCASTSS (R8), Y8
 	XORQ         R10, R10
 	CMPQ         R10, DI
-	JGE          done6
+	JGE          done7
 
-one5:
+one6:
 	VMOVUPS      (AX)(R10*4), Y10
 	VFMSUB213PS  Y8, Y7, Y10
-	VCMPPS       $0x15, xc2ae0000<>+0(SB), Y10, Y11
-	VMOVUPS      xc2ae0000<>+0(SB), Y12
-	VMAXPS       Y10, Y12, Y10
-	VMOVAPS      Y1, Y12
-	VFMADD231PS  Y0, Y10, Y12
-	VSUBPS       Y1, Y12, Y13
-	VFNMADD231PS Y2, Y13, Y10
-	VFNMADD231PS Y4, Y13, Y10
-	VMOVAPS      Y3, Y13
-	VFMADD213PS  Y5, Y10, Y13
-	VFMADD213PS  Y6, Y10, Y13
-	VFMADD213PS  x3e2aaa51<>+0(SB), Y10, Y13
-	VFMADD213PS  x3f000000<>+0(SB), Y10, Y13
-	VFMADD213PS  x3f800000<>+0(SB), Y10, Y13
-	VFMADD213PS  x3f800000<>+0(SB), Y10, Y13
-	VPSLLD       $0x17, Y12, Y12
-	VPADDD       x3f800000<>+0(SB), Y12, Y12
-	VMULPS       Y12, Y13, Y13
-	VANDPS       Y11, Y13, Y13
-	VMOVUPS      Y13, (AX)(R10*4)
-	VADDPS       Y13, Y9, Y9
+	VMAXPS       Y10, Y4, Y10
+	VMOVAPS      Y0, Y11
+	VFMADD231PS  Y1, Y10, Y11
+	VSUBPS       Y0, Y11, Y12
+	VFNMADD231PS Y2, Y12, Y10
+	VMULPS       Y10, Y10, Y12
+	VMOVUPS      x3d2aab45<>+0(SB), Y13
+	VMOVUPS      x3f000000<>+0(SB), Y14
+	VFMADD231PS  Y6, Y10, Y13
+	VFMADD231PS  x3e2aaa51<>+0(SB), Y10, Y14
+	VADDPS       Y3, Y10, Y10
+	VFMADD231PS  Y5, Y12, Y13
+	VFMADD231PS  Y13, Y12, Y14
+	VFMADD231PS  Y14, Y12, Y10
+	VPSLLD       $0x17, Y11, Y11
+	VPADDD       Y3, Y11, Y11
+	VMULPS       Y11, Y10, Y10
+	VMOVUPS      Y10, (AX)(R10*4)
+	VADDPS       Y10, Y9, Y9
 	ADDQ         $+8, R10
 	CMPQ         R10, DI
-	JLT          one5
+	JLT          one6
 
-done6:
+done7:
 	VXORPS       Y8, Y8, Y8
 	VMOVUPS      Y8, (AX)(R10*4)
 	VEXTRACTF128 $0x01, Y9, X8
@@ -105,27 +116,9 @@ done6:
 	ADDQ         CX, AX
 	ADDQ         SI, BX
 	DECQ         DX
-	JNZ          row2
+	JNZ          row5
 	VZEROUPPER
 	RET
-
-DATA x3fb8aa3b<>+0(SB)/4, $0x3fb8aa3b
-DATA x3fb8aa3b<>+4(SB)/4, $0x3fb8aa3b
-DATA x3fb8aa3b<>+8(SB)/4, $0x3fb8aa3b
-DATA x3fb8aa3b<>+12(SB)/4, $0x3fb8aa3b
-DATA x3fb8aa3b<>+16(SB)/4, $0x3fb8aa3b
-DATA x3fb8aa3b<>+20(SB)/4, $0x3fb8aa3b
-DATA x3fb8aa3b<>+24(SB)/4, $0x3fb8aa3b
-DATA x3fb8aa3b<>+28(SB)/4, $0x3fb8aa3b
-DATA x3fb8aa3b<>+32(SB)/4, $0x3fb8aa3b
-DATA x3fb8aa3b<>+36(SB)/4, $0x3fb8aa3b
-DATA x3fb8aa3b<>+40(SB)/4, $0x3fb8aa3b
-DATA x3fb8aa3b<>+44(SB)/4, $0x3fb8aa3b
-DATA x3fb8aa3b<>+48(SB)/4, $0x3fb8aa3b
-DATA x3fb8aa3b<>+52(SB)/4, $0x3fb8aa3b
-DATA x3fb8aa3b<>+56(SB)/4, $0x3fb8aa3b
-DATA x3fb8aa3b<>+60(SB)/4, $0x3fb8aa3b
-GLOBL x3fb8aa3b<>(SB), RODATA|NOPTR, $64
 
 DATA x4b400000<>+0(SB)/4, $0x4b400000
 DATA x4b400000<>+4(SB)/4, $0x4b400000
@@ -145,6 +138,24 @@ DATA x4b400000<>+56(SB)/4, $0x4b400000
 DATA x4b400000<>+60(SB)/4, $0x4b400000
 GLOBL x4b400000<>(SB), RODATA|NOPTR, $64
 
+DATA x3fb8aa3b<>+0(SB)/4, $0x3fb8aa3b
+DATA x3fb8aa3b<>+4(SB)/4, $0x3fb8aa3b
+DATA x3fb8aa3b<>+8(SB)/4, $0x3fb8aa3b
+DATA x3fb8aa3b<>+12(SB)/4, $0x3fb8aa3b
+DATA x3fb8aa3b<>+16(SB)/4, $0x3fb8aa3b
+DATA x3fb8aa3b<>+20(SB)/4, $0x3fb8aa3b
+DATA x3fb8aa3b<>+24(SB)/4, $0x3fb8aa3b
+DATA x3fb8aa3b<>+28(SB)/4, $0x3fb8aa3b
+DATA x3fb8aa3b<>+32(SB)/4, $0x3fb8aa3b
+DATA x3fb8aa3b<>+36(SB)/4, $0x3fb8aa3b
+DATA x3fb8aa3b<>+40(SB)/4, $0x3fb8aa3b
+DATA x3fb8aa3b<>+44(SB)/4, $0x3fb8aa3b
+DATA x3fb8aa3b<>+48(SB)/4, $0x3fb8aa3b
+DATA x3fb8aa3b<>+52(SB)/4, $0x3fb8aa3b
+DATA x3fb8aa3b<>+56(SB)/4, $0x3fb8aa3b
+DATA x3fb8aa3b<>+60(SB)/4, $0x3fb8aa3b
+GLOBL x3fb8aa3b<>(SB), RODATA|NOPTR, $64
+
 DATA x3f317218<>+0(SB)/4, $0x3f317218
 DATA x3f317218<>+4(SB)/4, $0x3f317218
 DATA x3f317218<>+8(SB)/4, $0x3f317218
@@ -162,150 +173,6 @@ DATA x3f317218<>+52(SB)/4, $0x3f317218
 DATA x3f317218<>+56(SB)/4, $0x3f317218
 DATA x3f317218<>+60(SB)/4, $0x3f317218
 GLOBL x3f317218<>(SB), RODATA|NOPTR, $64
-
-DATA x3ab5b6d2<>+0(SB)/4, $0x3ab5b6d2
-DATA x3ab5b6d2<>+4(SB)/4, $0x3ab5b6d2
-DATA x3ab5b6d2<>+8(SB)/4, $0x3ab5b6d2
-DATA x3ab5b6d2<>+12(SB)/4, $0x3ab5b6d2
-DATA x3ab5b6d2<>+16(SB)/4, $0x3ab5b6d2
-DATA x3ab5b6d2<>+20(SB)/4, $0x3ab5b6d2
-DATA x3ab5b6d2<>+24(SB)/4, $0x3ab5b6d2
-DATA x3ab5b6d2<>+28(SB)/4, $0x3ab5b6d2
-DATA x3ab5b6d2<>+32(SB)/4, $0x3ab5b6d2
-DATA x3ab5b6d2<>+36(SB)/4, $0x3ab5b6d2
-DATA x3ab5b6d2<>+40(SB)/4, $0x3ab5b6d2
-DATA x3ab5b6d2<>+44(SB)/4, $0x3ab5b6d2
-DATA x3ab5b6d2<>+48(SB)/4, $0x3ab5b6d2
-DATA x3ab5b6d2<>+52(SB)/4, $0x3ab5b6d2
-DATA x3ab5b6d2<>+56(SB)/4, $0x3ab5b6d2
-DATA x3ab5b6d2<>+60(SB)/4, $0x3ab5b6d2
-GLOBL x3ab5b6d2<>(SB), RODATA|NOPTR, $64
-
-DATA xb102e308<>+0(SB)/4, $0xb102e308
-DATA xb102e308<>+4(SB)/4, $0xb102e308
-DATA xb102e308<>+8(SB)/4, $0xb102e308
-DATA xb102e308<>+12(SB)/4, $0xb102e308
-DATA xb102e308<>+16(SB)/4, $0xb102e308
-DATA xb102e308<>+20(SB)/4, $0xb102e308
-DATA xb102e308<>+24(SB)/4, $0xb102e308
-DATA xb102e308<>+28(SB)/4, $0xb102e308
-DATA xb102e308<>+32(SB)/4, $0xb102e308
-DATA xb102e308<>+36(SB)/4, $0xb102e308
-DATA xb102e308<>+40(SB)/4, $0xb102e308
-DATA xb102e308<>+44(SB)/4, $0xb102e308
-DATA xb102e308<>+48(SB)/4, $0xb102e308
-DATA xb102e308<>+52(SB)/4, $0xb102e308
-DATA xb102e308<>+56(SB)/4, $0xb102e308
-DATA xb102e308<>+60(SB)/4, $0xb102e308
-GLOBL xb102e308<>(SB), RODATA|NOPTR, $64
-
-DATA x3c091824<>+0(SB)/4, $0x3c091824
-DATA x3c091824<>+4(SB)/4, $0x3c091824
-DATA x3c091824<>+8(SB)/4, $0x3c091824
-DATA x3c091824<>+12(SB)/4, $0x3c091824
-DATA x3c091824<>+16(SB)/4, $0x3c091824
-DATA x3c091824<>+20(SB)/4, $0x3c091824
-DATA x3c091824<>+24(SB)/4, $0x3c091824
-DATA x3c091824<>+28(SB)/4, $0x3c091824
-DATA x3c091824<>+32(SB)/4, $0x3c091824
-DATA x3c091824<>+36(SB)/4, $0x3c091824
-DATA x3c091824<>+40(SB)/4, $0x3c091824
-DATA x3c091824<>+44(SB)/4, $0x3c091824
-DATA x3c091824<>+48(SB)/4, $0x3c091824
-DATA x3c091824<>+52(SB)/4, $0x3c091824
-DATA x3c091824<>+56(SB)/4, $0x3c091824
-DATA x3c091824<>+60(SB)/4, $0x3c091824
-GLOBL x3c091824<>(SB), RODATA|NOPTR, $64
-
-DATA x3d2aab45<>+0(SB)/4, $0x3d2aab45
-DATA x3d2aab45<>+4(SB)/4, $0x3d2aab45
-DATA x3d2aab45<>+8(SB)/4, $0x3d2aab45
-DATA x3d2aab45<>+12(SB)/4, $0x3d2aab45
-DATA x3d2aab45<>+16(SB)/4, $0x3d2aab45
-DATA x3d2aab45<>+20(SB)/4, $0x3d2aab45
-DATA x3d2aab45<>+24(SB)/4, $0x3d2aab45
-DATA x3d2aab45<>+28(SB)/4, $0x3d2aab45
-DATA x3d2aab45<>+32(SB)/4, $0x3d2aab45
-DATA x3d2aab45<>+36(SB)/4, $0x3d2aab45
-DATA x3d2aab45<>+40(SB)/4, $0x3d2aab45
-DATA x3d2aab45<>+44(SB)/4, $0x3d2aab45
-DATA x3d2aab45<>+48(SB)/4, $0x3d2aab45
-DATA x3d2aab45<>+52(SB)/4, $0x3d2aab45
-DATA x3d2aab45<>+56(SB)/4, $0x3d2aab45
-DATA x3d2aab45<>+60(SB)/4, $0x3d2aab45
-GLOBL x3d2aab45<>(SB), RODATA|NOPTR, $64
-
-DATA xff800000<>+0(SB)/4, $0xff800000
-DATA xff800000<>+4(SB)/4, $0xff800000
-DATA xff800000<>+8(SB)/4, $0xff800000
-DATA xff800000<>+12(SB)/4, $0xff800000
-DATA xff800000<>+16(SB)/4, $0xff800000
-DATA xff800000<>+20(SB)/4, $0xff800000
-DATA xff800000<>+24(SB)/4, $0xff800000
-DATA xff800000<>+28(SB)/4, $0xff800000
-DATA xff800000<>+32(SB)/4, $0xff800000
-DATA xff800000<>+36(SB)/4, $0xff800000
-DATA xff800000<>+40(SB)/4, $0xff800000
-DATA xff800000<>+44(SB)/4, $0xff800000
-DATA xff800000<>+48(SB)/4, $0xff800000
-DATA xff800000<>+52(SB)/4, $0xff800000
-DATA xff800000<>+56(SB)/4, $0xff800000
-DATA xff800000<>+60(SB)/4, $0xff800000
-GLOBL xff800000<>(SB), RODATA|NOPTR, $64
-
-DATA xc2ae0000<>+0(SB)/4, $0xc2ae0000
-DATA xc2ae0000<>+4(SB)/4, $0xc2ae0000
-DATA xc2ae0000<>+8(SB)/4, $0xc2ae0000
-DATA xc2ae0000<>+12(SB)/4, $0xc2ae0000
-DATA xc2ae0000<>+16(SB)/4, $0xc2ae0000
-DATA xc2ae0000<>+20(SB)/4, $0xc2ae0000
-DATA xc2ae0000<>+24(SB)/4, $0xc2ae0000
-DATA xc2ae0000<>+28(SB)/4, $0xc2ae0000
-DATA xc2ae0000<>+32(SB)/4, $0xc2ae0000
-DATA xc2ae0000<>+36(SB)/4, $0xc2ae0000
-DATA xc2ae0000<>+40(SB)/4, $0xc2ae0000
-DATA xc2ae0000<>+44(SB)/4, $0xc2ae0000
-DATA xc2ae0000<>+48(SB)/4, $0xc2ae0000
-DATA xc2ae0000<>+52(SB)/4, $0xc2ae0000
-DATA xc2ae0000<>+56(SB)/4, $0xc2ae0000
-DATA xc2ae0000<>+60(SB)/4, $0xc2ae0000
-GLOBL xc2ae0000<>(SB), RODATA|NOPTR, $64
-
-DATA x3e2aaa51<>+0(SB)/4, $0x3e2aaa51
-DATA x3e2aaa51<>+4(SB)/4, $0x3e2aaa51
-DATA x3e2aaa51<>+8(SB)/4, $0x3e2aaa51
-DATA x3e2aaa51<>+12(SB)/4, $0x3e2aaa51
-DATA x3e2aaa51<>+16(SB)/4, $0x3e2aaa51
-DATA x3e2aaa51<>+20(SB)/4, $0x3e2aaa51
-DATA x3e2aaa51<>+24(SB)/4, $0x3e2aaa51
-DATA x3e2aaa51<>+28(SB)/4, $0x3e2aaa51
-DATA x3e2aaa51<>+32(SB)/4, $0x3e2aaa51
-DATA x3e2aaa51<>+36(SB)/4, $0x3e2aaa51
-DATA x3e2aaa51<>+40(SB)/4, $0x3e2aaa51
-DATA x3e2aaa51<>+44(SB)/4, $0x3e2aaa51
-DATA x3e2aaa51<>+48(SB)/4, $0x3e2aaa51
-DATA x3e2aaa51<>+52(SB)/4, $0x3e2aaa51
-DATA x3e2aaa51<>+56(SB)/4, $0x3e2aaa51
-DATA x3e2aaa51<>+60(SB)/4, $0x3e2aaa51
-GLOBL x3e2aaa51<>(SB), RODATA|NOPTR, $64
-
-DATA x3f000000<>+0(SB)/4, $0x3f000000
-DATA x3f000000<>+4(SB)/4, $0x3f000000
-DATA x3f000000<>+8(SB)/4, $0x3f000000
-DATA x3f000000<>+12(SB)/4, $0x3f000000
-DATA x3f000000<>+16(SB)/4, $0x3f000000
-DATA x3f000000<>+20(SB)/4, $0x3f000000
-DATA x3f000000<>+24(SB)/4, $0x3f000000
-DATA x3f000000<>+28(SB)/4, $0x3f000000
-DATA x3f000000<>+32(SB)/4, $0x3f000000
-DATA x3f000000<>+36(SB)/4, $0x3f000000
-DATA x3f000000<>+40(SB)/4, $0x3f000000
-DATA x3f000000<>+44(SB)/4, $0x3f000000
-DATA x3f000000<>+48(SB)/4, $0x3f000000
-DATA x3f000000<>+52(SB)/4, $0x3f000000
-DATA x3f000000<>+56(SB)/4, $0x3f000000
-DATA x3f000000<>+60(SB)/4, $0x3f000000
-GLOBL x3f000000<>(SB), RODATA|NOPTR, $64
 
 DATA x3f800000<>+0(SB)/4, $0x3f800000
 DATA x3f800000<>+4(SB)/4, $0x3f800000
@@ -325,6 +192,132 @@ DATA x3f800000<>+56(SB)/4, $0x3f800000
 DATA x3f800000<>+60(SB)/4, $0x3f800000
 GLOBL x3f800000<>(SB), RODATA|NOPTR, $64
 
+DATA xc2b00f34<>+0(SB)/4, $0xc2b00f34
+DATA xc2b00f34<>+4(SB)/4, $0xc2b00f34
+DATA xc2b00f34<>+8(SB)/4, $0xc2b00f34
+DATA xc2b00f34<>+12(SB)/4, $0xc2b00f34
+DATA xc2b00f34<>+16(SB)/4, $0xc2b00f34
+DATA xc2b00f34<>+20(SB)/4, $0xc2b00f34
+DATA xc2b00f34<>+24(SB)/4, $0xc2b00f34
+DATA xc2b00f34<>+28(SB)/4, $0xc2b00f34
+DATA xc2b00f34<>+32(SB)/4, $0xc2b00f34
+DATA xc2b00f34<>+36(SB)/4, $0xc2b00f34
+DATA xc2b00f34<>+40(SB)/4, $0xc2b00f34
+DATA xc2b00f34<>+44(SB)/4, $0xc2b00f34
+DATA xc2b00f34<>+48(SB)/4, $0xc2b00f34
+DATA xc2b00f34<>+52(SB)/4, $0xc2b00f34
+DATA xc2b00f34<>+56(SB)/4, $0xc2b00f34
+DATA xc2b00f34<>+60(SB)/4, $0xc2b00f34
+GLOBL xc2b00f34<>(SB), RODATA|NOPTR, $64
+
+DATA x3ab5b6d2<>+0(SB)/4, $0x3ab5b6d2
+DATA x3ab5b6d2<>+4(SB)/4, $0x3ab5b6d2
+DATA x3ab5b6d2<>+8(SB)/4, $0x3ab5b6d2
+DATA x3ab5b6d2<>+12(SB)/4, $0x3ab5b6d2
+DATA x3ab5b6d2<>+16(SB)/4, $0x3ab5b6d2
+DATA x3ab5b6d2<>+20(SB)/4, $0x3ab5b6d2
+DATA x3ab5b6d2<>+24(SB)/4, $0x3ab5b6d2
+DATA x3ab5b6d2<>+28(SB)/4, $0x3ab5b6d2
+DATA x3ab5b6d2<>+32(SB)/4, $0x3ab5b6d2
+DATA x3ab5b6d2<>+36(SB)/4, $0x3ab5b6d2
+DATA x3ab5b6d2<>+40(SB)/4, $0x3ab5b6d2
+DATA x3ab5b6d2<>+44(SB)/4, $0x3ab5b6d2
+DATA x3ab5b6d2<>+48(SB)/4, $0x3ab5b6d2
+DATA x3ab5b6d2<>+52(SB)/4, $0x3ab5b6d2
+DATA x3ab5b6d2<>+56(SB)/4, $0x3ab5b6d2
+DATA x3ab5b6d2<>+60(SB)/4, $0x3ab5b6d2
+GLOBL x3ab5b6d2<>(SB), RODATA|NOPTR, $64
+
+DATA x3c091824<>+0(SB)/4, $0x3c091824
+DATA x3c091824<>+4(SB)/4, $0x3c091824
+DATA x3c091824<>+8(SB)/4, $0x3c091824
+DATA x3c091824<>+12(SB)/4, $0x3c091824
+DATA x3c091824<>+16(SB)/4, $0x3c091824
+DATA x3c091824<>+20(SB)/4, $0x3c091824
+DATA x3c091824<>+24(SB)/4, $0x3c091824
+DATA x3c091824<>+28(SB)/4, $0x3c091824
+DATA x3c091824<>+32(SB)/4, $0x3c091824
+DATA x3c091824<>+36(SB)/4, $0x3c091824
+DATA x3c091824<>+40(SB)/4, $0x3c091824
+DATA x3c091824<>+44(SB)/4, $0x3c091824
+DATA x3c091824<>+48(SB)/4, $0x3c091824
+DATA x3c091824<>+52(SB)/4, $0x3c091824
+DATA x3c091824<>+56(SB)/4, $0x3c091824
+DATA x3c091824<>+60(SB)/4, $0x3c091824
+GLOBL x3c091824<>(SB), RODATA|NOPTR, $64
+
+DATA xff800000<>+0(SB)/4, $0xff800000
+DATA xff800000<>+4(SB)/4, $0xff800000
+DATA xff800000<>+8(SB)/4, $0xff800000
+DATA xff800000<>+12(SB)/4, $0xff800000
+DATA xff800000<>+16(SB)/4, $0xff800000
+DATA xff800000<>+20(SB)/4, $0xff800000
+DATA xff800000<>+24(SB)/4, $0xff800000
+DATA xff800000<>+28(SB)/4, $0xff800000
+DATA xff800000<>+32(SB)/4, $0xff800000
+DATA xff800000<>+36(SB)/4, $0xff800000
+DATA xff800000<>+40(SB)/4, $0xff800000
+DATA xff800000<>+44(SB)/4, $0xff800000
+DATA xff800000<>+48(SB)/4, $0xff800000
+DATA xff800000<>+52(SB)/4, $0xff800000
+DATA xff800000<>+56(SB)/4, $0xff800000
+DATA xff800000<>+60(SB)/4, $0xff800000
+GLOBL xff800000<>(SB), RODATA|NOPTR, $64
+
+DATA x3d2aab45<>+0(SB)/4, $0x3d2aab45
+DATA x3d2aab45<>+4(SB)/4, $0x3d2aab45
+DATA x3d2aab45<>+8(SB)/4, $0x3d2aab45
+DATA x3d2aab45<>+12(SB)/4, $0x3d2aab45
+DATA x3d2aab45<>+16(SB)/4, $0x3d2aab45
+DATA x3d2aab45<>+20(SB)/4, $0x3d2aab45
+DATA x3d2aab45<>+24(SB)/4, $0x3d2aab45
+DATA x3d2aab45<>+28(SB)/4, $0x3d2aab45
+DATA x3d2aab45<>+32(SB)/4, $0x3d2aab45
+DATA x3d2aab45<>+36(SB)/4, $0x3d2aab45
+DATA x3d2aab45<>+40(SB)/4, $0x3d2aab45
+DATA x3d2aab45<>+44(SB)/4, $0x3d2aab45
+DATA x3d2aab45<>+48(SB)/4, $0x3d2aab45
+DATA x3d2aab45<>+52(SB)/4, $0x3d2aab45
+DATA x3d2aab45<>+56(SB)/4, $0x3d2aab45
+DATA x3d2aab45<>+60(SB)/4, $0x3d2aab45
+GLOBL x3d2aab45<>(SB), RODATA|NOPTR, $64
+
+DATA x3f000000<>+0(SB)/4, $0x3f000000
+DATA x3f000000<>+4(SB)/4, $0x3f000000
+DATA x3f000000<>+8(SB)/4, $0x3f000000
+DATA x3f000000<>+12(SB)/4, $0x3f000000
+DATA x3f000000<>+16(SB)/4, $0x3f000000
+DATA x3f000000<>+20(SB)/4, $0x3f000000
+DATA x3f000000<>+24(SB)/4, $0x3f000000
+DATA x3f000000<>+28(SB)/4, $0x3f000000
+DATA x3f000000<>+32(SB)/4, $0x3f000000
+DATA x3f000000<>+36(SB)/4, $0x3f000000
+DATA x3f000000<>+40(SB)/4, $0x3f000000
+DATA x3f000000<>+44(SB)/4, $0x3f000000
+DATA x3f000000<>+48(SB)/4, $0x3f000000
+DATA x3f000000<>+52(SB)/4, $0x3f000000
+DATA x3f000000<>+56(SB)/4, $0x3f000000
+DATA x3f000000<>+60(SB)/4, $0x3f000000
+GLOBL x3f000000<>(SB), RODATA|NOPTR, $64
+
+DATA x3e2aaa51<>+0(SB)/4, $0x3e2aaa51
+DATA x3e2aaa51<>+4(SB)/4, $0x3e2aaa51
+DATA x3e2aaa51<>+8(SB)/4, $0x3e2aaa51
+DATA x3e2aaa51<>+12(SB)/4, $0x3e2aaa51
+DATA x3e2aaa51<>+16(SB)/4, $0x3e2aaa51
+DATA x3e2aaa51<>+20(SB)/4, $0x3e2aaa51
+DATA x3e2aaa51<>+24(SB)/4, $0x3e2aaa51
+DATA x3e2aaa51<>+28(SB)/4, $0x3e2aaa51
+DATA x3e2aaa51<>+32(SB)/4, $0x3e2aaa51
+DATA x3e2aaa51<>+36(SB)/4, $0x3e2aaa51
+DATA x3e2aaa51<>+40(SB)/4, $0x3e2aaa51
+DATA x3e2aaa51<>+44(SB)/4, $0x3e2aaa51
+DATA x3e2aaa51<>+48(SB)/4, $0x3e2aaa51
+DATA x3e2aaa51<>+52(SB)/4, $0x3e2aaa51
+DATA x3e2aaa51<>+56(SB)/4, $0x3e2aaa51
+DATA x3e2aaa51<>+60(SB)/4, $0x3e2aaa51
+GLOBL x3e2aaa51<>(SB), RODATA|NOPTR, $64
+
 // func gradRowsAVX2(s []float32, dp []float32, ld int, rows int, cols int, grow int, scale float32, lse []float32, delta []float32)
 // Requires: AVX, AVX2, FMA3
 TEXT ·gradRowsAVX2(SB), NOSPLIT, $0-136
@@ -337,87 +330,84 @@ TEXT ·gradRowsAVX2(SB), NOSPLIT, $0-136
 	SHLQ         $0x02, DX
 	MOVQ         lse_base+88(FP), R9
 	MOVQ         delta_base+112(FP), R10
-	VMOVUPS      x3fb8aa3b<>+0(SB), Y0
-	VMOVUPS      x4b400000<>+0(SB), Y1
+	VMOVUPS      x4b400000<>+0(SB), Y0
+	VMOVUPS      x3fb8aa3b<>+0(SB), Y1
 	VMOVUPS      x3f317218<>+0(SB), Y2
-	VMOVUPS      x3ab5b6d2<>+0(SB), Y3
-	VMOVUPS      xb102e308<>+0(SB), Y4
-	VMOVUPS      x3c091824<>+0(SB), Y5
-	VMOVUPS      x3d2aab45<>+0(SB), Y6
-	VBROADCASTSS scale+80(FP), Y7
-	VMOVUPS      xff800000<>+0(SB), Y8
+	VMOVUPS      x3f800000<>+0(SB), Y3
+	VMOVUPS      xc2b00f34<>+0(SB), Y4
+	VMOVUPS      x3ab5b6d2<>+0(SB), Y5
+	VBROADCASTSS scale+80(FP), Y6
+	VMOVUPS      xff800000<>+0(SB), Y7
 	LEAQ         (AX)(SI*4), R8
 	LEAQ         (DX)(DI*4), R12
 	MOVQ         BX, R11
 
-pad7:
-	VMOVUPS Y8, (R8)
+pad8:
+	VMOVUPS Y7, (R8)
 	ADDQ    R12, R8
 	DECQ    R11
-	JNZ     pad7
-	VXORPS  Y8, Y8, Y8
+	JNZ     pad8
+	VXORPS  Y7, Y7, Y7
 	LEAQ    (CX)(SI*4), R8
 	LEAQ    (DX)(DI*4), R12
 	MOVQ    BX, R11
 
-pad8:
-	VMOVUPS Y8, (R8)
+pad9:
+	VMOVUPS Y7, (R8)
 	ADDQ    R12, R8
 	DECQ    R11
-	JNZ     pad8
+	JNZ     pad9
 
-row9:
+row10:
 	LEAQ         7(SI), R8
 	ANDQ         $-8, R8
-	VBROADCASTSS (R9), Y8
-	VBROADCASTSS (R10), Y9
+	VBROADCASTSS (R9), Y7
+	VBROADCASTSS (R10), Y8
 	XORQ         R11, R11
 	CMPQ         R11, R8
-	JGE          done11
+	JGE          done12
 
-one10:
-	VMOVUPS      (AX)(R11*4), Y10
-	VMOVUPS      (CX)(R11*4), Y11
-	VFMSUB213PS  Y8, Y7, Y10
-	VCMPPS       $0x15, xc2ae0000<>+0(SB), Y10, Y12
-	VMOVUPS      xc2ae0000<>+0(SB), Y13
-	VMAXPS       Y10, Y13, Y10
-	VMOVAPS      Y1, Y13
-	VFMADD231PS  Y0, Y10, Y13
-	VSUBPS       Y1, Y13, Y14
-	VFNMADD231PS Y2, Y14, Y10
-	VFNMADD231PS Y4, Y14, Y10
-	VMOVAPS      Y3, Y14
-	VFMADD213PS  Y5, Y10, Y14
-	VFMADD213PS  Y6, Y10, Y14
-	VFMADD213PS  x3e2aaa51<>+0(SB), Y10, Y14
-	VFMADD213PS  x3f000000<>+0(SB), Y10, Y14
-	VFMADD213PS  x3f800000<>+0(SB), Y10, Y14
-	VFMADD213PS  x3f800000<>+0(SB), Y10, Y14
-	VPSLLD       $0x17, Y13, Y13
-	VPADDD       x3f800000<>+0(SB), Y13, Y13
-	VMULPS       Y13, Y14, Y14
-	VANDPS       Y12, Y14, Y14
-	VMOVUPS      Y14, (AX)(R11*4)
-	VSUBPS       Y9, Y11, Y11
-	VMULPS       Y7, Y11, Y11
-	VMULPS       Y14, Y11, Y11
-	VMOVUPS      Y11, (CX)(R11*4)
+one11:
+	VMOVUPS      (AX)(R11*4), Y9
+	VMOVUPS      (CX)(R11*4), Y10
+	VFMSUB213PS  Y7, Y6, Y9
+	VMAXPS       Y9, Y4, Y9
+	VMOVAPS      Y0, Y11
+	VFMADD231PS  Y1, Y9, Y11
+	VSUBPS       Y0, Y11, Y12
+	VFNMADD231PS Y2, Y12, Y9
+	VMULPS       Y9, Y9, Y12
+	VMOVUPS      x3d2aab45<>+0(SB), Y13
+	VMOVUPS      x3f000000<>+0(SB), Y14
+	VFMADD231PS  x3c091824<>+0(SB), Y9, Y13
+	VFMADD231PS  x3e2aaa51<>+0(SB), Y9, Y14
+	VADDPS       Y3, Y9, Y9
+	VFMADD231PS  Y5, Y12, Y13
+	VFMADD231PS  Y13, Y12, Y14
+	VFMADD231PS  Y14, Y12, Y9
+	VPSLLD       $0x17, Y11, Y11
+	VPADDD       Y3, Y11, Y11
+	VMULPS       Y11, Y9, Y9
+	VMOVUPS      Y9, (AX)(R11*4)
+	VSUBPS       Y8, Y10, Y10
+	VMULPS       Y6, Y10, Y10
+	VMULPS       Y9, Y10, Y10
+	VMOVUPS      Y10, (CX)(R11*4)
 	ADDQ         $+8, R11
 	CMPQ         R11, R8
-	JLT          one10
+	JLT          one11
 
-done11:
-	VXORPS  Y8, Y8, Y8
-	VMOVUPS Y8, (AX)(R11*4)
-	VMOVUPS Y8, (CX)(R11*4)
+done12:
+	VXORPS  Y7, Y7, Y7
+	VMOVUPS Y7, (AX)(R11*4)
+	VMOVUPS Y7, (CX)(R11*4)
 	ADDQ    $0x04, R9
 	ADDQ    $0x04, R10
 	ADDQ    DX, AX
 	ADDQ    DX, CX
 	ADDQ    DI, SI
 	DECQ    BX
-	JNZ     row9
+	JNZ     row10
 	VZEROUPPER
 	RET
 
@@ -437,19 +427,19 @@ row:
 	XORQ   R8, R8
 	MOVQ   DI, R9
 	SUBQ   $+8, R9
-	JLT    tail13
+	JLT    tail14
 
-one12:
+one13:
 	VMOVUPS     (DX)(R8*4), Y1
 	VMOVUPS     (CX)(R8*4), Y2
 	VFMADD231PS Y1, Y2, Y0
 	ADDQ        $+8, R8
 	SUBQ        $+8, R9
-	JGE         one12
+	JGE         one13
 
-tail13:
+tail14:
 	ADDQ        $+8, R9
-	JZ          done14
+	JZ          done15
 	LEAQ        window<>+0(SB), R10
 	NEGQ        R9
 	VMOVUPS     32(R10)(R9*4), Y1
@@ -457,7 +447,7 @@ tail13:
 	VMASKMOVPS  (CX)(R8*4), Y1, Y1
 	VFMADD231PS Y2, Y1, Y0
 
-done14:
+done15:
 	VEXTRACTF128 $0x01, Y0, X1
 	VADDPS       X1, X0, X0
 	VPERMILPS    $0x0e, X0, X1
@@ -506,19 +496,19 @@ row:
 	XORQ         DI, DI
 	MOVQ         SI, R8
 	SUBQ         $+8, R8
-	JLT          tail16
+	JLT          tail17
 
-one15:
+one16:
 	VMOVUPS (AX)(DI*4), Y1
 	VMULPS  Y0, Y1, Y1
 	VMOVUPS Y1, (AX)(DI*4)
 	ADDQ    $+8, DI
 	SUBQ    $+8, R8
-	JGE     one15
+	JGE     one16
 
-tail16:
+tail17:
 	ADDQ       $+8, R8
-	JZ         done17
+	JZ         done18
 	LEAQ       window<>+0(SB), R9
 	NEGQ       R8
 	VMOVUPS    32(R9)(R8*4), Y1
@@ -526,7 +516,7 @@ tail16:
 	VMULPS     Y0, Y2, Y2
 	VMASKMOVPS Y2, Y1, (AX)(DI*4)
 
-done17:
+done18:
 	ADDQ $0x04, CX
 	ADDQ DX, AX
 	DECQ BX
@@ -545,16 +535,16 @@ TEXT ·softmaxRowsAVX512(SB), NOSPLIT, $0-112
 	SHLQ         $0x02, CX
 	MOVQ         max_base+64(FP), R8
 	MOVQ         sum_base+88(FP), R9
-	VMOVUPS      x3fb8aa3b<>+0(SB), Z0
-	VMOVUPS      x4b400000<>+0(SB), Z1
+	VMOVUPS      x4b400000<>+0(SB), Z0
+	VMOVUPS      x3fb8aa3b<>+0(SB), Z1
 	VMOVUPS      x3f317218<>+0(SB), Z2
-	VMOVUPS      x3ab5b6d2<>+0(SB), Z3
-	VMOVUPS      xb102e308<>+0(SB), Z4
-	VMOVUPS      x3c091824<>+0(SB), Z5
-	VMOVUPS      x3d2aab45<>+0(SB), Z6
+	VMOVUPS      x3f800000<>+0(SB), Z3
+	VMOVUPS      xc2b00f34<>+0(SB), Z4
+	VMOVUPS      x3ab5b6d2<>+0(SB), Z5
+	VMOVUPS      x3c091824<>+0(SB), Z6
 	VMOVUPS      x3e2aaa51<>+0(SB), Z7
-	VMOVUPS      x3f000000<>+0(SB), Z8
-	VMOVUPS      x3f800000<>+0(SB), Z9
+	VMOVUPS      x3d2aab45<>+0(SB), Z8
+	VMOVUPS      x3f000000<>+0(SB), Z9
 	VBROADCASTSS scale+56(FP), Z10
 	VMOVUPS      xff800000<>+0(SB), Z11
 	LEAQ         (AX)(BX*4), DI
@@ -566,19 +556,23 @@ pad1:
 	ADDQ    R11, DI
 	DECQ    R10
 	JNZ     pad1
+	MOVQ    AX, R10
+	MOVQ    R8, R11
+	MOVQ    BX, R12
+	MOVQ    DX, R13
 
-row2:
-	LEAQ    15(BX), DI
-	ANDQ    $-16, DI
+max2:
 	VMOVUPS xff800000<>+0(SB), Z11
-	XORQ    R10, R10
-	CMPQ    R10, DI
+	LEAQ    15(R12), DI
+	ANDQ    $-16, DI
+	XORQ    R14, R14
+	CMPQ    R14, DI
 	JGE     done4
 
 one3:
-	VMAXPS (AX)(R10*4), Z11, Z11
-	ADDQ   $+16, R10
-	CMPQ   R10, DI
+	VMAXPS (R10)(R14*4), Z11, Z11
+	ADDQ   $+16, R14
+	CMPQ   R14, DI
 	JLT    one3
 
 done4:
@@ -591,43 +585,50 @@ done4:
 	VPERMILPS     $0x01, X11, X12
 	VMAXPS        X12, X11, X11
 	VMULSS        X10, X11, X11
-	VMAXSS        (R8), X11, X11
-	VMOVSS        X11, (R8)
-	VBROADCASTSS  X11, Z11
-	VXORPS        Z12, Z12, Z12
-	XORQ          R10, R10
-	CMPQ          R10, DI
-	JGE           done6
+	VMAXSS        (R11), X11, X11
+	VMOVSS        X11, (R11)
+	ADDQ          $0x04, R11
+	ADDQ          CX, R10
+	ADDQ          SI, R12
+	DECQ          R13
+	JNZ           max2
 
-one5:
+row5:
+	LEAQ         15(BX), DI
+	ANDQ         $-16, DI
+	VXORPS       Z12, Z12, Z12
+	VBROADCASTSS (R8), Z11
+	XORQ         R10, R10
+	CMPQ         R10, DI
+	JGE          done7
+
+one6:
 	VMOVUPS      (AX)(R10*4), Z13
 	VFMSUB213PS  Z11, Z10, Z13
-	VCMPPS       $0x15, xc2ae0000<>+0(SB), Z13, K1
-	VMOVUPS      xc2ae0000<>+0(SB), Z14
-	VMAXPS       Z13, Z14, Z13
-	VMOVAPS      Z1, Z14
-	VFMADD231PS  Z0, Z13, Z14
-	VSUBPS       Z1, Z14, Z15
+	VMAXPS       Z13, Z4, Z13
+	VMOVAPS      Z0, Z14
+	VFMADD231PS  Z1, Z13, Z14
+	VSUBPS       Z0, Z14, Z15
 	VFNMADD231PS Z2, Z15, Z13
-	VFNMADD231PS Z4, Z15, Z13
-	VMOVAPS      Z3, Z15
-	VFMADD213PS  Z5, Z13, Z15
-	VFMADD213PS  Z6, Z13, Z15
-	VFMADD213PS  Z7, Z13, Z15
-	VFMADD213PS  Z8, Z13, Z15
-	VFMADD213PS  Z9, Z13, Z15
-	VFMADD213PS  Z9, Z13, Z15
+	VMULPS       Z13, Z13, Z15
+	VMOVAPS      Z8, Z16
+	VMOVAPS      Z9, Z17
+	VFMADD231PS  Z6, Z13, Z16
+	VFMADD231PS  Z7, Z13, Z17
+	VADDPS       Z3, Z13, Z13
+	VFMADD231PS  Z5, Z15, Z16
+	VFMADD231PS  Z16, Z15, Z17
+	VFMADD231PS  Z17, Z15, Z13
 	VPSLLD       $0x17, Z14, Z14
-	VPADDD       Z9, Z14, Z14
-	VMULPS       Z14, Z15, Z15
-	VMOVAPS.Z    Z15, K1, Z15
-	VMOVUPS      Z15, (AX)(R10*4)
-	VADDPS       Z15, Z12, Z12
+	VPADDD       Z3, Z14, Z14
+	VMULPS       Z14, Z13, Z13
+	VMOVUPS      Z13, (AX)(R10*4)
+	VADDPS       Z13, Z12, Z12
 	ADDQ         $+16, R10
 	CMPQ         R10, DI
-	JLT          one5
+	JLT          one6
 
-done6:
+done7:
 	VXORPS        Z11, Z11, Z11
 	VMOVUPS       Z11, (AX)(R10*4)
 	VEXTRACTF64X4 $0x01, Z12, Y11
@@ -644,7 +645,7 @@ done6:
 	ADDQ          CX, AX
 	ADDQ          SI, BX
 	DECQ          DX
-	JNZ           row2
+	JNZ           row5
 	VZEROUPPER
 	RET
 
@@ -660,80 +661,78 @@ TEXT ·gradRowsAVX512(SB), NOSPLIT, $0-136
 	SHLQ         $0x02, DX
 	MOVQ         lse_base+88(FP), R9
 	MOVQ         delta_base+112(FP), R10
-	VMOVUPS      x3fb8aa3b<>+0(SB), Z0
-	VMOVUPS      x4b400000<>+0(SB), Z1
+	VMOVUPS      x4b400000<>+0(SB), Z0
+	VMOVUPS      x3fb8aa3b<>+0(SB), Z1
 	VMOVUPS      x3f317218<>+0(SB), Z2
-	VMOVUPS      x3ab5b6d2<>+0(SB), Z3
-	VMOVUPS      xb102e308<>+0(SB), Z4
-	VMOVUPS      x3c091824<>+0(SB), Z5
-	VMOVUPS      x3d2aab45<>+0(SB), Z6
+	VMOVUPS      x3f800000<>+0(SB), Z3
+	VMOVUPS      xc2b00f34<>+0(SB), Z4
+	VMOVUPS      x3ab5b6d2<>+0(SB), Z5
+	VMOVUPS      x3c091824<>+0(SB), Z6
 	VMOVUPS      x3e2aaa51<>+0(SB), Z7
-	VMOVUPS      x3f000000<>+0(SB), Z8
-	VMOVUPS      x3f800000<>+0(SB), Z9
+	VMOVUPS      x3d2aab45<>+0(SB), Z8
+	VMOVUPS      x3f000000<>+0(SB), Z9
 	VBROADCASTSS scale+80(FP), Z10
 	VMOVUPS      xff800000<>+0(SB), Z11
 	LEAQ         (AX)(SI*4), R8
 	LEAQ         (DX)(DI*4), R12
 	MOVQ         BX, R11
 
-pad7:
-	VMOVUPS Z11, (R8)
-	ADDQ    R12, R8
-	DECQ    R11
-	JNZ     pad7
-	VXORPS  Z11, Z11, Z11
-	LEAQ    (CX)(SI*4), R8
-	LEAQ    (DX)(DI*4), R12
-	MOVQ    BX, R11
-
 pad8:
 	VMOVUPS Z11, (R8)
 	ADDQ    R12, R8
 	DECQ    R11
 	JNZ     pad8
+	VXORPS  Z11, Z11, Z11
+	LEAQ    (CX)(SI*4), R8
+	LEAQ    (DX)(DI*4), R12
+	MOVQ    BX, R11
 
-row9:
+pad9:
+	VMOVUPS Z11, (R8)
+	ADDQ    R12, R8
+	DECQ    R11
+	JNZ     pad9
+
+row10:
 	LEAQ         15(SI), R8
 	ANDQ         $-16, R8
 	VBROADCASTSS (R9), Z11
 	VBROADCASTSS (R10), Z12
 	XORQ         R11, R11
 	CMPQ         R11, R8
-	JGE          done11
+	JGE          done12
 
-one10:
+one11:
 	VMOVUPS      (AX)(R11*4), Z13
 	VMOVUPS      (CX)(R11*4), Z14
 	VFMSUB213PS  Z11, Z10, Z13
-	VCMPPS       $0x15, xc2ae0000<>+0(SB), Z13, K1
-	VMOVUPS      xc2ae0000<>+0(SB), Z15
-	VMAXPS       Z13, Z15, Z13
-	VMOVAPS      Z1, Z15
-	VFMADD231PS  Z0, Z13, Z15
-	VSUBPS       Z1, Z15, Z16
+	VMAXPS       Z13, Z4, Z13
+	VMOVAPS      Z0, Z15
+	VFMADD231PS  Z1, Z13, Z15
+	VSUBPS       Z0, Z15, Z16
 	VFNMADD231PS Z2, Z16, Z13
-	VFNMADD231PS Z4, Z16, Z13
-	VMOVAPS      Z3, Z16
-	VFMADD213PS  Z5, Z13, Z16
-	VFMADD213PS  Z6, Z13, Z16
-	VFMADD213PS  Z7, Z13, Z16
-	VFMADD213PS  Z8, Z13, Z16
-	VFMADD213PS  Z9, Z13, Z16
-	VFMADD213PS  Z9, Z13, Z16
+	VMULPS       Z13, Z13, Z16
+	VMOVAPS      Z8, Z17
+	VMOVAPS      Z9, Z18
+	VFMADD231PS  Z6, Z13, Z17
+	VFMADD231PS  Z7, Z13, Z18
+	VADDPS       Z3, Z13, Z13
+	VFMADD231PS  Z5, Z16, Z17
+	VFMADD231PS  Z17, Z16, Z18
+	VFMADD231PS  Z18, Z16, Z13
 	VPSLLD       $0x17, Z15, Z15
-	VPADDD       Z9, Z15, Z15
-	VMULPS       Z15, Z16, Z16
-	VMOVAPS.Z    Z16, K1, Z16
-	VMOVUPS      Z16, (AX)(R11*4)
+	VPADDD       Z3, Z15, Z15
+	VMULPS       Z15, Z13, Z13
+	VMOVUPS      Z13, (AX)(R11*4)
 	VSUBPS       Z12, Z14, Z14
 	VMULPS       Z10, Z14, Z14
-	VMULPS       Z16, Z14, Z14
+	VMULPS       Z13, Z14, Z14
 	VMOVUPS      Z14, (CX)(R11*4)
 	ADDQ         $+16, R11
 	CMPQ         R11, R8
-	JLT          one10
+	JLT          one11
 
-done11:
+done12:
 	VXORPS  Z11, Z11, Z11
 	VMOVUPS Z11, (AX)(R11*4)
 	VMOVUPS Z11, (CX)(R11*4)
@@ -743,7 +742,7 @@ done11:
 	ADDQ    DX, CX
 	ADDQ    DI, SI
 	DECQ    BX
-	JNZ     row9
+	JNZ     row10
 	VZEROUPPER
 	RET
 
@@ -763,26 +762,26 @@ row:
 	XORQ   R8, R8
 	MOVQ   DI, R9
 	SUBQ   $+16, R9
-	JLT    tail13
+	JLT    tail14
 
-one12:
+one13:
 	VMOVUPS     (DX)(R8*4), Z1
 	VMOVUPS     (CX)(R8*4), Z2
 	VFMADD231PS Z1, Z2, Z0
 	ADDQ        $+16, R8
 	SUBQ        $+16, R9
-	JGE         one12
+	JGE         one13
 
-tail13:
+tail14:
 	ADDQ        $+16, R9
-	JZ          done14
+	JZ          done15
 	LEAQ        masks<>+0(SB), R10
 	KMOVW       (R10)(R9*2), K1
 	VMOVUPS.Z   (DX)(R8*4), K1, Z1
 	VMOVUPS.Z   (CX)(R8*4), K1, Z2
 	VFMADD231PS Z1, Z2, Z0
 
-done14:
+done15:
 	VEXTRACTF64X4 $0x01, Z0, Y1
 	VADDPS        Y1, Y0, Y0
 	VEXTRACTF128  $0x01, Y0, X1
@@ -833,26 +832,26 @@ row:
 	XORQ         DI, DI
 	MOVQ         SI, R8
 	SUBQ         $+16, R8
-	JLT          tail16
+	JLT          tail17
 
-one15:
+one16:
 	VMOVUPS (AX)(DI*4), Z1
 	VMULPS  Z0, Z1, Z1
 	VMOVUPS Z1, (AX)(DI*4)
 	ADDQ    $+16, DI
 	SUBQ    $+16, R8
-	JGE     one15
+	JGE     one16
 
-tail16:
+tail17:
 	ADDQ      $+16, R8
-	JZ        done17
+	JZ        done18
 	LEAQ      masks<>+0(SB), R9
 	KMOVW     (R9)(R8*2), K1
 	VMOVUPS.Z (AX)(DI*4), K1, Z1
 	VMULPS    Z0, Z1, Z1
 	VMOVUPS   Z1, K1, (AX)(DI*4)
 
-done17:
+done18:
 	ADDQ $0x04, CX
 	ADDQ DX, AX
 	DECQ BX

@@ -86,41 +86,52 @@ func (s *scoreRows) each(body func()) {
 	s.vec.end()
 }
 
+// zeroFrom is where expFlushed becomes zero: there 2^n has the exponent of zero.
+var zeroFrom = f32(-127 * math.Ln2)
+
+// holdFlushed keeps the constants of expFlushed in registers; AVX2 the first few.
+func (v *vec) holdFlushed(few int) {
+	v.hold(few, magic, log2E, ln2, one, zeroFrom, expCoef[3], expCoef[2], expCoef[0], expCoef[1], half)
+}
+
 // expFlushed is exp(x) for x ≤ 0, and 0 where that is below 1e-38 or so: the
-// padding must not end in denormals, which cost some processors 150 cycles.
+// padding must not end in denormals, which cost some processors 150 cycles. It is
+// expOf in a tree, for a shorter chain, and without ln2Low: what that corrects,
+// 2e-9·n, is nothing where exp(x) is of any weight.
 func (v *vec) expFlushed(x reg.VecVirtual) reg.VecVirtual {
-	const notLess = 21 // or unordered
-	low := f32(-87)
-	m := v.cmp(notLess, x, v.k(low))
-	v.VMAXPS(x, v.kreg(low), x) // x comes out if it is NaN
-	p := v.expInRange(x)
-	if v.wide() {
-		v.VMOVAPS_Z(p, m, p)
-	} else {
-		v.VANDPS(m, p, p)
-	}
+	v.VMAXPS(x, v.kreg(zeroFrom), x) // x comes out if it is NaN
+	t, n, r2 := v.kcopy(magic), v.reg(), v.reg()
+	v.VFMADD231PS(v.k(log2E), x, t)
+	v.VSUBPS(v.k(magic), t, n)
+	v.VFNMADD231PS(v.k(ln2), n, x)
+	v.VMULPS(x, x, r2)
+	high, low, p := v.kcopy(expCoef[1]), v.kcopy(half), v.reg()
+	v.VFMADD231PS(v.k(expCoef[2]), x, high)
+	v.VFMADD231PS(v.k(expCoef[0]), x, low)
+	v.VADDPS(v.k(one), x, p)
+	v.VFMADD231PS(v.k(expCoef[3]), r2, high)
+	v.VFMADD231PS(high, r2, low)
+	v.VFMADD231PS(low, r2, p)
+	v.power(t, 0)
+	v.VMULPS(t, p, p)
 	return p
 }
 
 // softmaxRows generates max[i] = max(max[i], scale·s) and s = exp(scale·s −
-// max[i]) with sum[i] of these.
+// max[i]) with sum[i] of these. The maxima come first, in a loop of their own:
+// then no row waits for the reduction of another.
 func (v *vec) softmaxRows() {
 	v.fn("softmaxRows", "func(s []float32, ld, rows, cols, grow int, scale float32, max, sum []float32)",
 		"exponentiates rows > 0 rows of scores; see attention.go.")
 	s := v.scores("s")
 	out := v.ptrs("max", "sum")
-	v.holdExp(7)
+	v.holdFlushed(7)
 	scale, low := v.scalar("scale"), v.kcopy(f32(math.Inf(-1)))
 	s.pad(s.blocks[0], low)
+	s.maxima(out[0], scale)
 	s.each(func() {
-		m := v.kcopy(f32(math.Inf(-1)))
-		v.whole(s.count, func() { v.VMAXPS(v.at(s.blocks[0], 0), m, m) })
-		m = v.fold(v.VMAXPS, []reg.VecVirtual{m})
-		v.VMULSS(scale.AsX(), m.AsX(), m.AsX())
-		v.VMAXSS(Mem{Base: out[0]}, m.AsX(), m.AsX())
-		v.VMOVSS(m.AsX(), Mem{Base: out[0]})
-		v.VBROADCASTSS(m.AsX(), m)
-		sum := v.zero()
+		m, sum := v.reg(), v.zero()
+		v.VBROADCASTSS(Mem{Base: out[0]}, m)
 		v.whole(s.count, func() {
 			x := v.load(s.blocks[0], 0)
 			v.VFMSUB213PS(m, scale, x)
@@ -135,13 +146,37 @@ func (v *vec) softmaxRows() {
 	})
 }
 
+// maxima raises max[i] to the greatest scale·s of row i.
+func (s *scoreRows) maxima(max reg.Register, scale reg.VecVirtual) {
+	v, loop := s.vec, s.label("max")
+	p, to, n, left := s.GP64(), s.GP64(), s.GP64(), s.GP64()
+	v.MOVQ(s.blocks[0], p)
+	v.MOVQ(max, to)
+	v.MOVQ(s.n, n)
+	v.MOVQ(s.rows, left)
+	v.Label(loop)
+	m := v.kcopy(f32(math.Inf(-1)))
+	v.LEAQ(Mem{Base: n, Disp: v.lanes - 1}, s.count)
+	v.ANDQ(I8(-v.lanes), s.count)
+	v.whole(s.count, func() { v.VMAXPS(v.at(p, 0), m, m) })
+	m = v.fold(v.VMAXPS, []reg.VecVirtual{m})
+	v.VMULSS(scale.AsX(), m.AsX(), m.AsX())
+	v.VMAXSS(Mem{Base: to}, m.AsX(), m.AsX())
+	v.VMOVSS(m.AsX(), Mem{Base: to})
+	v.ADDQ(U8(4), to)
+	v.ADDQ(s.ld, p)
+	v.ADDQ(s.grow, n)
+	v.DECQ(left)
+	v.JNZ(LabelRef(loop))
+}
+
 // gradRows generates s = exp(scale·s − lse[i]) and dp = scale·s·(dp − delta[i]).
 func (v *vec) gradRows() {
 	v.fn("gradRows", "func(s, dp []float32, ld, rows, cols, grow int, scale float32, lse, delta []float32)",
 		"turns rows > 0 rows of scores into probabilities and the gradients of these into gradients of scores; see attention.go.")
 	s := v.scores("s", "dp")
 	in := v.ptrs("lse", "delta")
-	v.holdExp(7)
+	v.holdFlushed(6)
 	scale := v.scalar("scale")
 	s.pad(s.blocks[0], v.kcopy(f32(math.Inf(-1))))
 	s.pad(s.blocks[1], v.zero())
