@@ -72,6 +72,7 @@ type job struct {
 	failures []exit // in the order in which they were seen
 	stopped  error  // why we stop without a failure: a signal or ctx
 	stopping bool
+	signaled bool // a SIGINT or SIGTERM has come
 	settled  <-chan time.Time
 	deadline <-chan time.Time
 }
@@ -209,19 +210,25 @@ func (j *job) ended(e exit) {
 }
 
 // forward passes a signal on. SIGINT and SIGTERM go to the whole groups, as
-// from a terminal, and end the job; a second one kills it.
+// from a terminal, and end the job; a second one kills it. A caller whose ctx
+// ends with the same signal may have stopped the job already: that is the first.
 func (j *job) forward(s syscall.Signal) {
-	if s == syscall.SIGUSR1 || s == syscall.SIGUSR2 {
+	switch {
+	case s == syscall.SIGUSR1 || s == syscall.SIGUSR2:
 		for _, r := range j.ranks {
 			r.signal(s, false)
 		}
-		return
-	}
-	if j.stopping {
+	case j.signaled:
 		j.signalAll(unix.SIGKILL)
-		return
+	case !j.stopping:
+		j.signaled = true
+		j.begin(&SignalError{s}, s)
+	default:
+		j.signaled = true
+		if j.stopped != nil {
+			j.stopped = &SignalError{s}
+		}
 	}
-	j.begin(&SignalError{s}, s)
 }
 
 // stop asks all ranks to end, once.

@@ -351,6 +351,31 @@ func TestSignalsAreForwarded(t *testing.T) {
 	require.Equal(t, 130, ExitCode(err))
 }
 
+// Without it a program that also turns signals into the end of a context would
+// have its ranks killed by the first Ctrl-C, without the time to save.
+func TestSignalAndContext(t *testing.T) {
+	o, out, _ := options(t, 2, "*:signals")
+	o.KeepSignals = false
+	ctx, stop := signal.NotifyContext(launchContext(t), syscall.SIGTERM)
+	defer stop()
+	go func() {
+		for strings.Count(out.String(), "ready") < 2 {
+			time.Sleep(time.Millisecond)
+		}
+		_ = unix.Kill(os.Getpid(), syscall.SIGTERM)
+	}()
+	err := Launch(ctx, o)
+	require.Equal(t, 2, strings.Count(out.String(), "got SIGTERM"), "both ended well: %s", out)
+	if err != nil { // the end of ctx may be all that was seen
+		require.ErrorIs(t, err, context.Canceled)
+	}
+
+	j := &job{o: &o, stopping: true, stopped: context.Canceled}
+	j.forward(syscall.SIGTERM)
+	require.Equal(t, &SignalError{syscall.SIGTERM}, j.stopped)
+	require.Nil(t, j.deadline, "nothing is sent, and the grace goes on")
+}
+
 // Without it logs would miss lines, or output would come unmarked.
 func TestOutput(t *testing.T) {
 	const n = 2000
