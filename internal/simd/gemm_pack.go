@@ -7,7 +7,7 @@ package simd
 const (
 	packStride   = 1024 // elements: a page
 	packColsFrom = 128  // of B, for the copy of A to pay
-	packRowsFrom = 24   // of A, for the copy of a panel of B to pay
+	packRowsFrom = 72   // of A, for the copy of a panel of B to pay; a third of it if B's rows are a page apart
 	rowPad       = 16   // elements between copied rows, so that they don't share sets
 )
 
@@ -54,7 +54,8 @@ func (r *gemmRun) packsB() bool {
 	if r.depth == 0 {
 		return false
 	}
-	return r.CsB != 1 || r.cols < r.width && !r.masked || r.rows > packRowsFrom
+	return r.CsB != 1 || r.cols < r.width && !r.masked ||
+		r.rows > packRowsFrom || r.RsB >= packStride && r.rows > packRowsFrom/3
 }
 
 // packB brings the panel of B into rows of width. Columns past the end become
