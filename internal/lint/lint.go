@@ -57,6 +57,8 @@ var imports = map[string][]string{
 	"trace":                  {},
 	"data/bpe":               {},
 	"models/gpt2mini/parity": {"models/gpt2mini"},
+	"models/gpt2mini/infer":  {"models/gpt2mini", "internal/simd"},
+	"models/gpt2mini/hf":     {"models/gpt2mini", "checkpoint", "internal/simd"},
 	"":                       {"cpu", "ring", "comm", "device", "rendezvous", "launch", "internal/auth"},
 	"trainer": {"", "ddp", "engine", "models/gpt2mini", "data", "checkpoint", "optim", "trace",
 		"comm", "device", "bucket", "overlap"},

@@ -14,8 +14,8 @@ import (
 	"github.com/tandem-go/tandem/nn"
 )
 
-// layerNormEps is GPT-2's.
-const layerNormEps = 1e-5
+// LayerNormEps is what GPT-2 adds to a variance before the root.
+const LayerNormEps = 1e-5
 
 // Model is a graph with its inputs, parameters and results.
 type Model struct {
@@ -149,7 +149,7 @@ func (m *Model) linear(x *gorgonia.Node, name string) (*gorgonia.Node, error) {
 }
 
 func (m *Model) layerNorm(x *gorgonia.Node, name string) (*gorgonia.Node, error) {
-	return nn.LayerNorm(x, m.params[name+".weight"], m.params[name+".bias"], layerNormEps)
+	return nn.LayerNorm(x, m.params[name+".weight"], m.params[name+".bias"], LayerNormEps)
 }
 
 func (m *Model) dropout(x *gorgonia.Node) (*gorgonia.Node, error) {
