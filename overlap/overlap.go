@@ -22,6 +22,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/tandem-go/tandem/bucket"
 	"github.com/tandem-go/tandem/comm"
@@ -179,6 +180,7 @@ func (r *Reducer) Begin(ctx context.Context, sync bool, schedule Schedule) error
 		return err
 	}
 	r.cur.reset()
+	r.cur.began = time.Now()
 	return r.compute.Record(r.cur.begin)
 }
 

@@ -16,6 +16,7 @@ type set struct {
 	whole      device.Event // before the first update, where updates wait for all buckets
 	buckets    []events
 	used       bool // a step was enqueued whose times were not collected yet
+	began      time.Time
 	updates    int  // updates that were enqueued
 }
 
@@ -57,12 +58,16 @@ type BucketTime struct {
 	Start time.Duration
 	// Done is when its averages were there.
 	Done time.Duration
-	// Updated is when its parameters were updated, 0 without an update.
-	Updated time.Duration
+	// UpdateStart is when its update was at the head of its queue and nothing
+	// it needs was missing; Updated when its parameters were updated. Both are 0
+	// without an update.
+	UpdateStart, Updated time.Duration
 }
 
 // Times is the timing of one synchronised step, from the events on its streams.
 type Times struct {
+	// Began is when the step began, on the host's clock.
+	Began time.Time
 	// Compute is the length of the forward and backward passes.
 	Compute time.Duration
 	// Comm is the time with a bucket's collective at the head of the queue.
@@ -123,7 +128,7 @@ func (r *Reducer) collect(s *set) error {
 		}
 		return d
 	}
-	*t = Times{Buckets: t.Buckets, Compute: since(s.end)}
+	*t = Times{Began: s.began, Buckets: t.Buckets, Compute: since(s.end)}
 	var free, idle time.Duration // when the comm and the update stream became free
 	if r.cfg.Whole && s.updates > 0 {
 		idle = since(s.whole)
@@ -137,7 +142,8 @@ func (r *Reducer) collect(s *set) error {
 		free = b.Done
 		if s.updates > 0 {
 			b.Updated = since(e.updated)
-			t.Update += max(0, b.Updated-max(idle, b.Done, since(e.lastRead)))
+			b.UpdateStart = min(b.Updated, max(idle, b.Done, since(e.lastRead)))
+			t.Update += b.Updated - b.UpdateStart
 			idle = max(idle, b.Updated)
 		}
 	}
