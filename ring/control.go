@@ -90,6 +90,9 @@ func (n *node) handle(c *control, m *message) {
 	case msgBye:
 		c.left.Store(true)
 		c.gone.Store(true)
+		if f := n.suspect.Load(); f != nil && n.o.Rank > 0 { // nobody will judge it
+			n.adopt(n.alone(f))
+		}
 	}
 }
 

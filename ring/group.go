@@ -279,6 +279,9 @@ func (g *group) Close() error {
 	if g.Err() == nil {
 		_ = g.opError(g.ownFailure(codeClosed, comm.ErrClosed), 0)
 	}
+	if g.parent == nil {
+		g.n.leave()
+	}
 	g.hangUp()
 	g.n.forget(g)
 	if g.parent == nil {

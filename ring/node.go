@@ -203,8 +203,8 @@ func (n *node) settle(f *failure) *failure {
 // fallback is what this rank says when no verdict came.
 func (n *node) fallback(f *failure) *failure {
 	c := n.peers[0]
-	if c == nil || time.Duration(n.now()-c.heard.Load()) < 2*n.o.Heartbeat {
-		return f
+	if c == nil || c.left.Load() || time.Duration(n.now()-c.heard.Load()) < 2*n.o.Heartbeat {
+		return n.alone(f)
 	}
 	g := *f
 	g.code, g.culprit, g.cause = codeLost, 0, nil
@@ -221,11 +221,17 @@ func (n *node) report(f *failure) {
 	}
 	c := n.peers[0]
 	if c == nil || c.gone.Load() || c.send(&message{kind: msgReport, failure: f}) != nil {
-		if c != nil && c.left.Load() && f.weak {
-			f = n.departed(f, 0)
-		}
-		n.adopt(f)
+		n.adopt(n.alone(f))
 	}
+}
+
+// alone is f as a rank tells it that has no rank 0: if rank 0 has closed, that
+// is where broken connections come from.
+func (n *node) alone(f *failure) *failure {
+	if c := n.peers[0]; c != nil && c.left.Load() && f.weak {
+		return n.departed(f, 0)
+	}
+	return f
 }
 
 // departed turns a broken connection into the orderly end of rank r.
@@ -300,8 +306,9 @@ func (n *node) spawn(f func()) {
 	}
 }
 
-// close ends the node: it says goodbye and leaves nothing behind.
-func (n *node) close() {
+// leave says goodbye. It comes before the data connections are closed, so that
+// their end is understood.
+func (n *node) leave() {
 	n.court.mu.Lock() // a verdict that is being told goes out first
 	n.court.closed = true
 	if n.court.timer != nil {
@@ -312,6 +319,10 @@ func (n *node) close() {
 	n.closing = true
 	n.mu.Unlock()
 	n.tellAll(&message{kind: msgBye})
+}
+
+// close ends the node and leaves nothing behind.
+func (n *node) close() {
 	close(n.stop)
 	for _, c := range n.peers {
 		if c != nil {

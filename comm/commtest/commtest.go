@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -84,7 +85,29 @@ type rig struct {
 	dev     device.Device
 	comms   []comm.Communicator
 	streams []device.Stream
-	bufs    map[int]device.Buffer // reused by size, since devices keep memory
+	arenas  []arena
+}
+
+// arena reuses one rank's buffers from one round to the next, since a device
+// keeps what it has allocated.
+type arena struct {
+	free, used []device.Buffer
+}
+
+// get is a buffer of n bytes that nobody uses in this round.
+func (a *arena) get(c comm.Communicator, n int) (device.Buffer, error) {
+	for i, b := range a.free {
+		if b.Len() >= n && b.Len() <= 4*n+4096 {
+			a.free = slices.Delete(a.free, i, i+1)
+			a.used = append(a.used, b)
+			return b.Slice(0, n), nil
+		}
+	}
+	b, err := c.Alloc(n)
+	if err == nil {
+		a.used = append(a.used, b)
+	}
+	return b, err
 }
 
 // with runs f on a new group of n ranks, closes it and checks that no
@@ -96,7 +119,7 @@ func (s *suite) with(t *testing.T, n int, c Config, f func(r *rig)) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &rig{t: t, dev: dev, comms: s.spawn(t, dev, n, c)}
+	r := &rig{t: t, dev: dev, comms: s.spawn(t, dev, n, c), arenas: make([]arena, n)}
 	for range n {
 		st, err := dev.NewStream(device.High)
 		if err != nil {
@@ -150,9 +173,14 @@ func (r *rig) each(f func(rank int) error) []error {
 	return errs
 }
 
-// must is each where every error fails the test.
+// must is each where every error fails the test. Buffers of earlier rounds are
+// used again.
 func (r *rig) must(what string, f func(rank int) error) {
 	r.t.Helper()
+	for i := range r.arenas {
+		a := &r.arenas[i]
+		a.free, a.used = append(a.free, a.used...), a.used[:0]
+	}
 	for i, err := range r.each(f) {
 		if err != nil {
 			r.t.Fatalf("%s: rank %d: %v", what, i, err)
@@ -167,10 +195,11 @@ func (r *rig) sync(i int) error {
 	return r.streams[i].Sync(ctx)
 }
 
-// buffer is memory of n bytes from rank i's communicator holding b.
+// buffer is memory from rank i's communicator holding b, for this round. Only
+// rank i's goroutine calls it.
 func (r *rig) buffer(i int, b []byte) device.Buffer {
 	r.t.Helper()
-	buf, err := r.comms[i].Alloc(len(b))
+	buf, err := r.arenas[i].get(r.comms[i], len(b))
 	if err != nil {
 		r.t.Errorf("rank %d: alloc: %v", i, err)
 		return nil

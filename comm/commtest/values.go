@@ -113,7 +113,11 @@ func same(t dtype.Type, got, want []byte) error {
 // lengths are the numbers of elements at which algorithms change: nothing, one,
 // around the number of ranks, and enough for pieces of several kinds.
 func lengths(size int) []int {
-	return []int{0, 1, size - 1, size, size + 1, 10_000}
+	n := 10_000
+	if raced {
+		n = 700
+	}
+	return []int{0, 1, size - 1, size, size + 1, n}
 }
 
 var allOps = []comm.Op{comm.Sum, comm.Avg, comm.Min, comm.Max, comm.Prod}
