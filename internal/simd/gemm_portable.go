@@ -1,8 +1,8 @@
 package simd
 
-// The tile of the portable kernel: its accumulators fit the registers of arm64,
-// and nearly those of amd64.
-const portableRows, portableCols = 4, 4
+// The tile of the portable kernel: its accumulators and operands fit the 16
+// floating-point registers of amd64; twice as many gain little where they fit.
+const portableRows, portableCols = 4, 2
 
 // portableGemm is the micro-kernel table in plain Go.
 func portableGemm() gemmTable {
@@ -23,7 +23,7 @@ func portableTiles(g *gemmArgs, rows int) {
 		c := g.c[t*rows*g.ldC:]
 		var sum [portableRows][portableCols]float32
 		if rows == portableRows && g.k > 0 {
-			portable4x4(g, a, &sum)
+			portableTile(g, a, &sum)
 		} else {
 			for i := range rows {
 				portableRow(g, a, i, &sum[i])
@@ -47,29 +47,32 @@ func portableRow(g *gemmArgs, a []float32, i int, sum *[portableCols]float32) {
 	}
 }
 
-// portable4x4 computes a whole tile in registers.
-func portable4x4(g *gemmArgs, a []float32, sum *[portableRows][portableCols]float32) {
-	var s00, s01, s02, s03, s10, s11, s12, s13 float32
-	var s20, s21, s22, s23, s30, s31, s32, s33 float32
-	a0, a1, a2, a3 := a, a[g.rsA:], a[2*g.rsA:], a[3*g.rsA:]
-	b, ia := g.b, 0
-	for k := range g.k {
-		r := (*[portableCols]float32)(b[k*g.rsB:])
-		b0, b1, b2, b3 := r[0], r[1], r[2], r[3]
-		x := a0[ia]
-		s00, s01, s02, s03 = s00+x*b0, s01+x*b1, s02+x*b2, s03+x*b3
-		x = a1[ia]
-		s10, s11, s12, s13 = s10+x*b0, s11+x*b1, s12+x*b2, s13+x*b3
-		x = a2[ia]
-		s20, s21, s22, s23 = s20+x*b0, s21+x*b1, s22+x*b2, s23+x*b3
-		x = a3[ia]
-		s30, s31, s32, s33 = s30+x*b0, s31+x*b1, s32+x*b2, s33+x*b3
-		ia += g.csA
+// portableTile computes a whole tile in registers.
+func portableTile(g *gemmArgs, a []float32, sum *[portableRows][portableCols]float32) {
+	var s00, s01, s10, s11, s20, s21, s30, s31 float32
+	b, csA, rsB := g.b, g.csA, g.rsB
+	i0, j := 0, 0
+	i1, i2, i3 := g.rsA, 2*g.rsA, 3*g.rsA
+	for n := g.k; n > 0; n-- {
+		b0, b1 := b[j], b[j+1]
+		x := a[i0]
+		s00 += x * b0
+		s01 += x * b1
+		x = a[i1]
+		s10 += x * b0
+		s11 += x * b1
+		x = a[i2]
+		s20 += x * b0
+		s21 += x * b1
+		x = a[i3]
+		s30 += x * b0
+		s31 += x * b1
+		i0, i1, i2, i3, j = i0+csA, i1+csA, i2+csA, i3+csA, j+rsB
 	}
-	sum[0] = [portableCols]float32{s00, s01, s02, s03}
-	sum[1] = [portableCols]float32{s10, s11, s12, s13}
-	sum[2] = [portableCols]float32{s20, s21, s22, s23}
-	sum[3] = [portableCols]float32{s30, s31, s32, s33}
+	sum[0] = [portableCols]float32{s00, s01}
+	sum[1] = [portableCols]float32{s10, s11}
+	sum[2] = [portableCols]float32{s20, s21}
+	sum[3] = [portableCols]float32{s30, s31}
 }
 
 // portableStore is the epilogue for one row of a tile.
