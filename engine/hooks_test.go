@@ -64,7 +64,7 @@ func twoLayers(p *problem) {
 	p.loss = must(G.Slice(must(G.Mul(p.input("rows", 1, 4), y)), G.S(0), G.S(0)))
 }
 
-func bindBuffers(t *testing.T, d device.Device, p *Plan) (params, grads []device.Buffer) {
+func bindBuffers(t testing.TB, d device.Device, p *Plan) (params, grads []device.Buffer) {
 	t.Helper()
 	for _, q := range p.Params() {
 		a, err := d.Alloc(q.Bytes())
