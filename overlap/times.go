@@ -17,7 +17,7 @@ type set struct {
 	buckets    []events
 	used       bool // a step was enqueued whose times were not collected yet
 	began      time.Time
-	updates    int  // updates that were enqueued
+	updates    int // updates that were enqueued
 }
 
 func (s *set) create(d device.Device, buckets int) error {
@@ -74,7 +74,8 @@ type Times struct {
 	Comm time.Duration
 	// Exposed is the part of it after Compute, when nothing hides it.
 	Exposed time.Duration
-	// Update is the time that updates took, of which Comm may hide a part.
+	// Update is the time that updates took, waits for compute threads included;
+	// the passes and Comm may hide a part of it.
 	Update time.Duration
 	// Early is how many collectives started before the last gradient was final.
 	Early   int
