@@ -115,10 +115,19 @@ func (n *Net) up(ctx context.Context, o Options) error {
 	return nil
 }
 
-// limit shapes one direction with a token bucket: 32 KiB bursts keep the rate
-// honest at small messages, 50 ms of queue is a shallow switch buffer.
+// limit shapes one direction with a token bucket of one millisecond's bytes, at
+// least 32 KiB: with less, a busy machine refills it too late to keep the rate
+// in both directions at once. 50 ms of queue is a shallow switch buffer.
 func limit(ns, dev, rate string) string {
-	return "ip netns exec " + ns + " tc qdisc add dev " + dev + " root tbf rate " + rate + " burst 32kb latency 50ms"
+	burst := max(32<<10, int(bytesPerSecond(rate)/1000))
+	return fmt.Sprintf("ip netns exec %s tc qdisc add dev %s root tbf rate %s burst %d latency 50ms", ns, dev, rate, burst)
+}
+
+// bytesPerSecond reads a rate that rateForm has accepted.
+func bytesPerSecond(rate string) float64 {
+	number, unit := rate[:len(rate)-4], rate[len(rate)-4]
+	x, _ := strconv.ParseFloat(number, 64) // rateForm admits numbers only
+	return x / 8 * map[byte]float64{'k': 1e3, 'm': 1e6, 'g': 1e9}[unit]
 }
 
 // Down removes the network. Processes that still run in it keep their sockets

@@ -20,6 +20,14 @@ func TestValidate(t *testing.T) {
 	require.Error(t, (&Options{Ranks: 201, Rate: "1gbit"}).validate())
 }
 
+// Without it a bucket could be too small for its rate, and links slower than they claim.
+func TestLimit(t *testing.T) {
+	require.Equal(t, 1e9/8, bytesPerSecond("1gbit"))
+	require.Equal(t, 2.5e6/8, bytesPerSecond("2.5mbit"))
+	require.Contains(t, limit("n", "d", "2gbit"), "burst 250000 ")
+	require.Contains(t, limit("n", "d", "10mbit"), "burst 32768 ")
+}
+
 // Without it hosts might not reach one another, or namespaces would be left behind.
 func TestUpAndDown(t *testing.T) {
 	ctx := context.Background()
