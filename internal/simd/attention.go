@@ -95,7 +95,7 @@ func (k *Kernels) Attention(w *Workspace, y, qkv, lse []float32, a AttentionShap
 // by the sum of the exponentials.
 func (r *attentionRun) forward(y, q, kv []float32, rows, cols int, diagonal, first bool) {
 	w, s := r.w, r.w.scores
-	r.scores(s, q, kv, rows, cols, diagonal)
+	r.scores(s, q, 3*r.D, kv, rows, cols, diagonal)
 	valid, grow, shape := cols, 0, full
 	if diagonal {
 		valid, grow, shape = 1, 1, lowerA
@@ -117,13 +117,8 @@ func (r *attentionRun) forward(y, q, kv []float32, rows, cols int, diagonal, fir
 		B: kv[r.D:], RsB: 3 * r.D, CsB: 1, C: y, LdC: r.D, Accumulate: !first, shape: shape})
 }
 
-// scores sets s = a·bᵀ, where rows of both are 3D apart.
-func (r *attentionRun) scores(s, q, k []float32, rows, cols int, diagonal bool) {
-	r.product(s, q, 3*r.D, k, rows, cols, diagonal)
-}
-
-// product is scores for rows of q that lie rsQ apart.
-func (r *attentionRun) product(s, q []float32, rsQ int, k []float32, rows, cols int, diagonal bool) {
+// scores sets s = q·kᵀ. Rows of q lie rsQ apart, those of k 3D.
+func (r *attentionRun) scores(s, q []float32, rsQ int, k []float32, rows, cols int, diagonal bool) {
 	g := Gemm{M: rows, N: cols, K: r.head, A: q, RsA: rsQ, CsA: 1,
 		B: k, RsB: 1, CsB: 3 * r.D, C: s, LdC: scoreStride}
 	if diagonal {
@@ -155,8 +150,8 @@ func (k *Kernels) AttentionGrad(w *Workspace, dqkv, qkv, y, dy, lse []float32, a
 // backward handles one block of queries and keys.
 func (r *attentionRun) backward(dq, dkv, q, kv, dy, lse []float32, rows, cols int, diagonal, firstKeys bool) {
 	w, p, ds := r.w, r.w.scores, r.w.grads
-	r.scores(p, q, kv, rows, cols, diagonal)
-	r.product(ds, dy, r.D, kv[r.D:], rows, cols, diagonal)
+	r.scores(p, q, 3*r.D, kv, rows, cols, diagonal)
+	r.scores(ds, dy, r.D, kv[r.D:], rows, cols, diagonal)
 	valid, grow, lower, upper := cols, 0, full, full
 	if diagonal {
 		valid, grow, lower, upper = 1, 1, lowerA, upperA
