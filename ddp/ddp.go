@@ -198,6 +198,24 @@ func (d *DDP) Loss() float64 { return d.stats.LocalLoss }
 // Steps is the number of synchronised steps so far.
 func (d *DDP) Steps() int { return d.step }
 
+// SetSteps continues the count of another run, before the first step: steps
+// synchronised steps have been taken, updates of them with the built-in
+// optimizer, whose schedule and bias correction go on from there. All ranks must
+// set the same numbers; Step finds out where they differ.
+func (d *DDP) SetSteps(steps, updates int) error {
+	if d.step != 0 || d.micro != 0 {
+		return fmt.Errorf("ddp: SetSteps after %d steps; it must come before the first", d.step)
+	}
+	if steps < 0 || updates < 0 {
+		return fmt.Errorf("ddp: SetSteps(%d, %d): neither may be negative", steps, updates)
+	}
+	d.step = steps
+	if d.opt != nil {
+		d.opt.SetSteps(updates)
+	}
+	return nil
+}
+
 // SetLR sets the learning rate of the steps that follow and takes the place of
 // Options.Schedule. Ranks that set different ones get an error from Step.
 func (d *DDP) SetLR(lr float64) { d.lr = lr }
