@@ -181,7 +181,13 @@ func TestPrune(t *testing.T) {
 	for step := 1; step <= 5; step++ {
 		save(t, root, step)
 	}
+	half := filepath.Join(root, "step-00000003", doneFile)
+	require.NoError(t, os.Remove(half))
+	other := filepath.Join(root, "step-by-step.txt")
+	require.NoError(t, os.WriteFile(other, nil, 0o600))
 	require.NoError(t, Prune(root, 2, 2))
+	require.FileExists(t, other, "not ours")
+	require.NoDirExists(t, filepath.Dir(half), "half a checkpoint is of no use")
 	cs, err := List(root)
 	require.NoError(t, err)
 	var steps []int

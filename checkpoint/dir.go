@@ -61,9 +61,8 @@ func List(root string) ([]Checkpoint, error) {
 	}
 	var cs []Checkpoint
 	for _, e := range entries {
-		digits, ok := strings.CutPrefix(e.Name(), stepPrefix)
-		step, err := strconv.Atoi(digits)
-		if !ok || err != nil || step < 0 {
+		step, ok := stepOf(e.Name())
+		if !ok {
 			continue
 		}
 		c := Checkpoint{filepath.Join(root, e.Name()), step}
@@ -127,20 +126,42 @@ func Save(root string, step int, write func(create func(name string, content fun
 }
 
 // Prune removes all but the newest keep checkpoints under root, and those that
-// pinned names. DONE goes first, so that a crash leaves no half checkpoint that
-// looks whole.
+// pinned names; and what is left of incomplete ones, so nobody may be writing
+// there. DONE goes first, so that a crash leaves no half checkpoint that looks
+// whole.
 func Prune(root string, keep int, pinned ...int) error {
 	cs, err := List(root)
 	if err != nil {
 		return err
 	}
+	var stay []string
 	for i, c := range cs {
 		if i >= len(cs)-keep || slices.Contains(pinned, c.Step) {
+			stay = append(stay, c.Dir)
+		}
+	}
+	dirs, err := filepath.Glob(filepath.Join(root, stepPrefix+"*"))
+	if err != nil {
+		return fmt.Errorf("checkpoint: %w", err)
+	}
+	for _, dir := range dirs {
+		if _, ok := stepOf(filepath.Base(dir)); !ok || slices.Contains(stay, dir) {
 			continue
 		}
-		if err := errors.Join(os.Remove(c.Path(doneFile)), os.RemoveAll(c.Dir)); err != nil {
-			return fmt.Errorf("checkpoint: removing %s: %w", c.Dir, err)
+		err := os.Remove(filepath.Join(dir, doneFile))
+		if errors.Is(err, fs.ErrNotExist) {
+			err = nil
+		}
+		if err = errors.Join(err, os.RemoveAll(dir)); err != nil {
+			return fmt.Errorf("checkpoint: removing %s: %w", dir, err)
 		}
 	}
 	return nil
+}
+
+// stepOf reads a directory's name.
+func stepOf(name string) (int, bool) {
+	digits, ok := strings.CutPrefix(name, stepPrefix)
+	step, err := strconv.Atoi(digits)
+	return step, ok && err == nil && step >= 0
 }
