@@ -140,12 +140,13 @@ func Prune(root string, keep int, pinned ...int) error {
 			stay = append(stay, c.Dir)
 		}
 	}
-	dirs, err := filepath.Glob(filepath.Join(root, stepPrefix+"*"))
-	if err != nil {
+	entries, err := os.ReadDir(root)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("checkpoint: %w", err)
 	}
-	for _, dir := range dirs {
-		if _, ok := stepOf(filepath.Base(dir)); !ok || slices.Contains(stay, dir) {
+	for _, e := range entries {
+		dir := filepath.Join(root, e.Name())
+		if _, ok := stepOf(e.Name()); !ok || slices.Contains(stay, dir) {
 			continue
 		}
 		err := os.Remove(filepath.Join(dir, doneFile))
