@@ -76,11 +76,11 @@ func (n *node) read(c *control) {
 func (n *node) handle(c *control, m *message) {
 	switch m.kind {
 	case msgReport:
-		if n.o.Rank == 0 && m.failure.culprit < n.o.Size {
+		if n.o.Rank <= 1 && m.failure.culprit < n.o.Size {
 			n.accuse(m.failure)
 		}
 	case msgVerdict:
-		if c.peer == 0 && m.failure.culprit < n.o.Size {
+		if c.peer <= 1 && m.failure.culprit < n.o.Size {
 			n.adopt(n.own(m.failure))
 		}
 	case msgQuery:
@@ -88,10 +88,11 @@ func (n *node) handle(c *control, m *message) {
 	case msgStatus:
 		n.answer(c.peer, m)
 	case msgBye:
+		was := n.arbiter()
 		c.left.Store(true)
 		c.gone.Store(true)
-		if f := n.suspect.Load(); f != nil && n.o.Rank > 0 { // nobody will judge it
-			n.adopt(n.alone(f))
+		if f := n.suspect.Load(); f != nil && was == c { // it will not judge
+			n.report(f)
 		}
 	}
 }
@@ -105,20 +106,28 @@ func (n *node) own(f *failure) *failure {
 	return f
 }
 
-// lost handles the end of a control connection, or its silence.
+// lost handles the end of a control connection, or its silence. Ranks 0 and 1
+// see the end of all others, and rank 0 decides while it is there.
 func (n *node) lost(c *control, why string) {
+	judge := n.arbiter()
 	if c.gone.Swap(true) {
 		return
 	}
 	f := &failure{code: codeLost, culprit: c.peer, reporter: n.o.Rank, tag: comm.Tag{Bucket: -1}, text: why}
-	if n.o.Rank == 0 {
+	switch {
+	case judge != nil && judge != c:
+		return // the arbiter sees it too
+	case n.o.Rank <= 1:
 		n.accuse(f)
-		return
+	default: // the deputy decides in which operation
+		f = n.withOperation(f)
+		n.suspect.Store(f)
+		n.report(f)
+		n.spawn(func() { n.settle(f) })
 	}
-	n.adopt(n.withOperation(f))
 }
 
-// court is where rank 0 decides which failure was the first cause.
+// court is where the arbiter decides which failure was the first cause.
 type court struct {
 	mu      sync.Mutex
 	closed  bool     // decided, or the node is closing
@@ -128,14 +137,14 @@ type court struct {
 	answers map[int]uint64
 }
 
-// accuse brings a failure before rank 0. A definite cause wins at once; a
+// accuse brings a failure before the arbiter, which is this rank. A definite cause wins at once; a
 // broken connection waits for a better explanation, a dead rank for the
 // operation that it died in, a timeout for how far everybody is.
 func (n *node) accuse(f *failure) {
 	c := &n.court
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.closed {
+	if c.closed || n.failure.Load() != nil { // rank 0 may have decided, told us, and left
 		return
 	}
 	switch {
@@ -192,11 +201,19 @@ func (n *node) decide(f *failure) {
 	if n.court.timer != nil {
 		n.court.timer.Stop()
 	}
-	if f.weak && f.culprit > 0 && n.peers[f.culprit].left.Load() {
+	if c := n.peerOf(f.culprit); f.weak && c != nil && c.left.Load() {
 		f = n.departed(f, f.culprit)
 	}
 	n.tellAll(&message{kind: msgVerdict, failure: f})
 	n.adopt(n.own(f))
+}
+
+// peerOf is the control connection to a rank, nil if there is none.
+func (n *node) peerOf(rank int) *control {
+	if rank < 0 {
+		return nil
+	}
+	return n.peers[rank]
 }
 
 // ask finds out who is late. The caller holds the court's lock.
@@ -205,7 +222,7 @@ func (n *node) ask(f *failure) {
 	if c.asked != nil {
 		return
 	}
-	c.asked, c.answers = f, map[int]uint64{0: n.startedIn(f.group)}
+	c.asked, c.answers = f, map[int]uint64{n.o.Rank: n.startedIn(f.group)}
 	n.tellAll(&message{kind: msgQuery, group: f.group})
 	c.arm(n, queryGrace, n.conclude)
 }

@@ -77,17 +77,21 @@ func (f *failure) err() error {
 	return &remoteError{f.text, f.code}
 }
 
-// opError is f as the rank of g tells it.
-func (g *group) opError(f *failure, elapsed time.Duration) error {
+// opError is f as the rank of g tells it. o is the operation that fails
+// because of it, nil if none; it is named when f happened between operations.
+// The first call decides the wording.
+func (g *group) opError(f *failure, o *operation, elapsed time.Duration) error {
 	if e := g.err.Load(); e != nil {
 		return e
 	}
-	op := "idle"
-	if f.kind != 0 {
-		op = f.kind.String()
-	}
-	e := &comm.OpError{Op: op, Rank: g.rank, Culprit: g.local(f.culprit),
+	e := &comm.OpError{Op: "idle", Rank: g.rank, Culprit: g.local(f.culprit),
 		Seq: f.seq, Tag: f.tag, Elapsed: elapsed, Err: f.err()}
+	switch {
+	case f.kind != 0:
+		e.Op = f.kind.String()
+	case o != nil:
+		e.Op, e.Seq, e.Tag = o.call.Kind.String(), o.seq, o.call.Tag
+	}
 	if f.culprit >= 0 && f.culprit < len(g.n.cards) && f.culprit != g.n.o.Rank {
 		if a := g.n.cards[f.culprit].Addrs; len(a) > 0 {
 			e.Addr = a[0]

@@ -224,7 +224,7 @@ func (g *group) child(ctx context.Context, id uint64, world []int, rank int) (co
 	if err := h.connect(ctx); err != nil {
 		f := &failure{code: codeLost, culprit: -1, reporter: g.n.o.Rank, kind: comm.KindSplit, group: g.id,
 			seq: g.started.Load() - 1, tag: comm.Tag{Bucket: -1}, cause: err, text: err.Error()}
-		return nil, g.opError(g.n.settle(f), 0)
+		return nil, g.opError(g.n.settle(f), nil, 0)
 	}
 	g.mu.Lock()
 	g.children = append(g.children, h)
@@ -232,7 +232,10 @@ func (g *group) child(ctx context.Context, id uint64, world []int, rank int) (co
 	return h, nil
 }
 
-func (g *group) Err() error {
+func (g *group) Err() error { return g.check(nil) }
+
+// check is Err for an operation that is about to be queued or run.
+func (g *group) check(o *operation) error {
 	if e := g.err.Load(); e != nil {
 		return e
 	}
@@ -243,7 +246,7 @@ func (g *group) Err() error {
 		}
 		f = g.n.settle(g.n.suspect.Load()) // being agreed upon
 	}
-	return g.opError(f, 0)
+	return g.opError(f, o, 0)
 }
 
 func (g *group) Abort(cause error) {
@@ -277,7 +280,7 @@ func (g *group) Close() error {
 		_ = c.Close()
 	}
 	if g.Err() == nil {
-		_ = g.opError(g.ownFailure(codeClosed, comm.ErrClosed), 0)
+		_ = g.opError(g.ownFailure(codeClosed, comm.ErrClosed), nil, 0)
 	}
 	if g.parent == nil {
 		g.n.leave()

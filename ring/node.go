@@ -32,8 +32,8 @@ type node struct {
 	failed  chan struct{}           // closed once failure is set
 	stop    chan struct{}           // closed by close
 
-	peers []*control // by world rank: on rank 0 of all others, elsewhere only rank 0's
-	court court      // rank 0 only
+	peers []*control // by world rank; all have ranks 0 and 1, which have all
+	court court      // of the arbiter and its deputy
 
 	mu      sync.Mutex
 	groups  []*group // replaced, never changed: readers keep the slice
@@ -51,7 +51,7 @@ const (
 )
 
 // New joins the group of o.Size ranks and returns when this rank is connected
-// to all that it needs: its neighbours and rank 0. It fails when ctx ends, after
+// to all that it needs: its neighbours and ranks 0 and 1. It fails when ctx ends, after
 // o.Timeout, or at once when ranks contradict one another. A Store takes one
 // group per Generation; give a second group a rendezvous.Prefix of its own.
 func New(ctx context.Context, o Options) (comm.Communicator, error) {
@@ -112,16 +112,21 @@ func (n *node) connect(ctx context.Context, g *group) error {
 	return g.connect(ctx)
 }
 
+// connectControl connects every rank with rank 0, which arbitrates, and with
+// rank 1, its deputy.
 func (n *node) connectControl(ctx context.Context) error {
-	if n.o.Rank > 0 {
-		c, err := dial(ctx, n.cards[0].Addrs, &n.o, n.self, connKey{kind: connControl, from: n.o.Rank}, 0)
+	self := n.o.Rank
+	for r := range min(self, 2) {
+		c, err := dial(ctx, n.cards[r].Addrs, &n.o, n.self, connKey{kind: connControl, from: self}, r)
 		if err != nil {
 			return err
 		}
-		n.peers[0] = n.newControl(0, c)
+		n.peers[r] = n.newControl(r, c)
+	}
+	if self > 1 {
 		return nil
 	}
-	for r := 1; r < n.o.Size; r++ {
+	for r := self + 1; r < n.o.Size; r++ {
 		c, err := n.lis.take(ctx, n.stop, connKey{kind: connControl, from: r})
 		if err != nil {
 			return err
@@ -186,50 +191,66 @@ func (n *node) watch(now int64) {
 	}
 }
 
-// settle makes f the failure of the group unless rank 0 knows better: f is
-// reported, and the verdict awaited for a moment. It returns what was decided.
+// settle makes f the failure of the group unless the arbiter knows better: f is
+// reported, and the verdict awaited for a moment, from the deputy too if rank 0
+// is silent. It returns what was decided.
 func (n *node) settle(f *failure) *failure {
 	if n.failure.Load() == nil && n.suspect.CompareAndSwap(nil, f) {
 		n.report(f)
 	}
-	select {
-	case <-n.failed:
-	case <-time.After(grace):
-		n.adopt(n.fallback(f))
+	for {
+		asked := n.arbiter()
+		select {
+		case <-n.failed:
+			return n.failure.Load()
+		case <-time.After(grace):
+		}
+		if asked == nil || time.Duration(n.now()-asked.heard.Load()) < 2*n.o.Heartbeat {
+			n.adopt(n.alone(f))
+		} else {
+			n.lost(asked, fmt.Sprintf("rank %d does not answer (seen here: %s)", asked.peer, f.text))
+		}
 	}
-	return n.failure.Load()
 }
 
-// fallback is what this rank says when no verdict came.
-func (n *node) fallback(f *failure) *failure {
-	c := n.peers[0]
-	if c == nil || c.left.Load() || time.Duration(n.now()-c.heard.Load()) < 2*n.o.Heartbeat {
-		return n.alone(f)
+// arbiter is the connection to the rank that decides which failure came first:
+// rank 0, or rank 1 when rank 0 is gone. It is nil on the arbiter itself, and
+// when both are gone.
+func (n *node) arbiter() *control {
+	for r := range min(n.o.Rank, 2) {
+		if c := n.peers[r]; c != nil && !c.gone.Load() {
+			return c
+		}
 	}
-	g := *f
-	g.code, g.culprit, g.cause = codeLost, 0, nil
-	g.text = fmt.Sprintf("rank 0 does not answer (seen here: %s)", f.text)
-	return &g
+	return nil
 }
 
-// report tells rank 0, or judges when this is rank 0. Without a rank 0 this
-// rank has nobody to agree with.
+// report tells the arbiter, or judges when that is this rank. Without either
+// this rank has nobody to agree with.
 func (n *node) report(f *failure) {
-	if n.o.Rank == 0 {
-		n.accuse(f)
-		return
-	}
-	c := n.peers[0]
-	if c == nil || c.gone.Load() || c.send(&message{kind: msgReport, failure: f}) != nil {
-		n.adopt(n.alone(f))
+	for {
+		c := n.arbiter()
+		switch {
+		case c == nil && n.o.Rank <= 1:
+			n.accuse(f)
+			return
+		case c == nil:
+			n.adopt(n.alone(f))
+			return
+		case c.send(&message{kind: msgReport, failure: f}) == nil:
+			return
+		}
+		c.gone.Store(true)
 	}
 }
 
-// alone is f as a rank tells it that has no rank 0: if rank 0 has closed, that
-// is where broken connections come from.
+// alone is f as a rank tells it that has no arbiter: if one has closed, that is
+// where broken connections come from.
 func (n *node) alone(f *failure) *failure {
-	if c := n.peers[0]; c != nil && c.left.Load() && f.weak {
-		return n.departed(f, 0)
+	for r := range min(n.o.Rank, 2) {
+		if c := n.peers[r]; c != nil && c.left.Load() && f.weak {
+			return n.departed(f, r)
+		}
 	}
 	return f
 }

@@ -43,8 +43,8 @@ func (g *group) recycle(o *operation) {
 
 // enqueue queues a call on s.
 func (g *group) enqueue(s device.Stream, dst, src device.Buffer, c comm.Call, peer int) error {
-	if err := g.Err(); err != nil {
-		return err
+	if g.err.Load() != nil || g.n.failure.Load() != nil || g.n.suspect.Load() != nil {
+		return g.check(&operation{call: c, seq: *g.counter(c.Kind, peer)})
 	}
 	if err := c.Prepare(g.rank, len(g.world), dst, src); err != nil {
 		return err
@@ -88,14 +88,14 @@ func (g *group) execute(o *operation) error {
 	g.run.Lock()
 	defer g.run.Unlock()
 	defer g.pending.Add(-1)
-	if err := g.Err(); err != nil {
+	if err := g.check(o); err != nil {
 		return err
 	}
 	g.begin(o)
 	err := g.perform(o)
 	elapsed := g.end()
 	if err != nil {
-		return g.opError(g.n.settle(g.classify(o, err)), elapsed)
+		return g.opError(g.n.settle(g.classify(o, err)), o, elapsed)
 	}
 	g.recycle(o)
 	return nil
@@ -104,13 +104,13 @@ func (g *group) execute(o *operation) error {
 // onHost runs a call on the caller's goroutine. When ctx ends first the group
 // fails: the others wait for this rank.
 func (g *group) onHost(ctx context.Context, o *operation) error {
-	if err := g.Err(); err != nil {
+	o.seq = g.seq
+	if err := g.check(o); err != nil {
 		return err
 	}
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	o.seq = g.seq
 	g.seq++
 	g.pending.Add(1)
 	// What the callback needs is copied: o is recycled when it is done.

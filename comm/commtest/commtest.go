@@ -5,6 +5,7 @@ package commtest
 import (
 	"context"
 	"fmt"
+	"net"
 	"os"
 	"runtime"
 	"slices"
@@ -32,6 +33,10 @@ type Spawn func(t testing.TB, dev device.Device, n int, c Config) []comm.Communi
 // Run holds the backend behind spawn against the promises of comm.Communicator,
 // for 1 to 8 ranks and the further numbers of ranks given.
 func Run(t *testing.T, spawn Spawn, more ...int) {
+	// The runtime opens descriptors of its own with the first socket.
+	if l, err := net.Listen("tcp", "127.0.0.1:0"); err == nil {
+		_ = l.Close()
+	}
 	s := &suite{spawn: spawn, sizes: append([]int{1, 2, 3, 4, 5, 6, 7, 8}, more...)}
 	for _, c := range []struct {
 		name string
