@@ -12,6 +12,8 @@ import (
 // over ranks and steps, the first step left out where there are more than three.
 type Summary struct {
 	Ranks, Steps int
+	// Warm says that the first step was left out.
+	Warm bool
 	// Buckets are what the steps reduced, with their means.
 	Buckets []BucketSummary
 	// Step is from the begin of a step's passes to the begin of the next one's.
@@ -21,6 +23,8 @@ type Summary struct {
 	// flight and no compute; ExposedUpdate with an update and neither; Rest what
 	// is left of the step and Between the time from its last slice to the next step.
 	Forward, Backward, ExposedComm, ExposedUpdate, Rest, Between time.Duration
+	// ExposedWait is the part of ExposedComm in which other ranks still compute.
+	ExposedWait time.Duration
 	// Comm and Update are the whole of communication and updates, hidden or not.
 	Comm, Update time.Duration
 	// Transfer is the part of Comm in which no rank was waited for: each
@@ -171,13 +175,14 @@ func Analyze(t *Timeline) (*Summary, error) {
 	for _, v := range all {
 		first, last = min(first, v.step), max(last, v.step)
 	}
-	if last-first >= 3 {
+	warm := last-first >= 3
+	if warm {
 		all = slices.DeleteFunc(all, func(v *stepView) bool { return v.step == first })
 	}
 	if len(all) == 0 {
 		return nil, ErrEmpty
 	}
-	s := &Summary{Ranks: len(t.Ranks), Straggler: -1, Held: len(t.Buckets) > 1}
+	s := &Summary{Warm: warm, Ranks: len(t.Ranks), Straggler: -1, Held: len(t.Buckets) > 1}
 	for _, r := range t.Ranks {
 		s.ClockError = max(s.ClockError, r.Clock.Error)
 	}
@@ -278,24 +283,28 @@ func (s *Summary) fit() {
 	s.Rate = 1e9 / slope
 }
 
-// findStraggler looks for a rank that the others wait for.
+// findStraggler looks for a rank that the others wait for. The last to come
+// waits for nobody, so what it has exposed is exposed on all.
 func (s *Summary) findStraggler(all []*stepView) {
 	if s.Ranks < 2 {
 		return
 	}
 	type ends struct {
-		first, last time.Duration
-		rank, n     int
+		first, last     time.Duration
+		least, exposure time.Duration // of exposed communication, and its sum
+		rank, n         int
 	}
 	steps := map[int]*ends{}
 	for _, v := range all {
 		e := steps[v.step]
 		if e == nil {
-			e = &ends{first: v.passes, last: v.passes, rank: v.rank}
+			e = &ends{first: v.passes, last: v.passes, least: v.exposed, rank: v.rank}
 			steps[v.step] = e
 		}
 		e.n++
 		e.first = min(e.first, v.passes)
+		e.least = min(e.least, v.exposed)
+		e.exposure += v.exposed
 		if v.passes > e.last {
 			e.last, e.rank = v.passes, v.rank
 		}
@@ -308,7 +317,9 @@ func (s *Summary) findStraggler(all []*stepView) {
 		whole++
 		counts[e.rank]++
 		lags[e.rank] += e.last - e.first
+		s.ExposedWait += e.exposure/time.Duration(s.Ranks) - e.least
 	}
+	s.ExposedWait /= time.Duration(max(1, whole))
 	for rank, n := range counts {
 		if 2*n > whole {
 			s.Straggler, s.Late = rank, float64(n)/float64(whole)

@@ -20,8 +20,11 @@ func Explain(t *Timeline) (string, error) {
 // String is the whole explanation, some lines.
 func (s *Summary) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s of %s, %s of %s; means without the first step.\n\n",
-		count(s.Steps, "step"), count(s.Ranks, "rank"), count(len(s.Buckets), "bucket"), size(float64(s.bytes())))
+	fmt.Fprintf(&b, "%s of %s, %s of %s", count(s.Steps, "step"), count(s.Ranks, "rank"), count(len(s.Buckets), "bucket"), size(float64(s.bytes())))
+	if s.Warm {
+		b.WriteString("; the first step is left out")
+	}
+	b.WriteString(".\n\n")
 	fmt.Fprintf(&b, "A step takes %s:\n", ms(s.Step))
 	line := func(what string, d time.Duration, note string) {
 		if d == 0 && note == "" {
@@ -32,7 +35,11 @@ func (s *Summary) String() string {
 	line("forward", s.Forward, "")
 	line("backward", s.Backward, "")
 	if s.Comm > 0 {
-		line("exposed communication", s.ExposedComm, fmt.Sprintf("  of %s; %.0f %% of it is hidden", ms(s.Comm), 100*(1-share(s.ExposedComm, s.Comm))))
+		note := fmt.Sprintf("  of %s; %.0f %% of it is hidden", ms(s.Comm), 100*(1-share(s.ExposedComm, s.Comm)))
+		if s.ExposedWait > s.ExposedComm/10 {
+			note += fmt.Sprintf("; in %s other ranks still compute", ms(s.ExposedWait))
+		}
+		line("exposed communication", s.ExposedComm, note)
 	}
 	if s.Update > 0 {
 		line("exposed update", s.ExposedUpdate, fmt.Sprintf("  of %s", ms(s.Update)))
@@ -59,9 +66,9 @@ func (s *Summary) explainLink(b *strings.Builder) {
 	}
 	switch {
 	case math.IsInf(s.Rate, 1):
-		fmt.Fprintf(b, "; each bucket costs %s whatever its size", ms(s.Latency))
+		fmt.Fprintf(b, "; each bucket takes %s whatever its size", ms(s.Latency))
 	case s.Rate > 0:
-		fmt.Fprintf(b, "; a bucket costs %s and a second for every %s", ms(s.Latency), size(s.Rate))
+		fmt.Fprintf(b, "; a bucket takes %s and its size at %s/s", ms(s.Latency), size(s.Rate))
 	}
 	b.WriteString(".\n")
 }
@@ -119,7 +126,12 @@ const (
 	mostly   = 0.5
 	nearly   = 0.9
 	oftenLag = 0.75 // of the steps
+	enough   = 4    // buckets
 )
+
+// transferExposed is what the exchange itself adds to a step: no rank is still
+// computing then.
+func (s *Summary) transferExposed() time.Duration { return s.ExposedComm - s.ExposedWait }
 
 // Advice is what to change, the most promising first.
 func (s *Summary) Advice() []string {
@@ -127,15 +139,16 @@ func (s *Summary) Advice() []string {
 	add := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
 	if s.Comm == 0 {
 		add("nothing about communication: there is none, this is one rank.")
-	} else if share(s.ExposedComm, s.Step) < little {
-		add("nothing about buckets: communication costs %.1f %% of a step.", 100*share(s.ExposedComm, s.Step))
+	} else if share(s.transferExposed(), s.Step) < little {
+		add("nothing about buckets: their transfer adds %.1f %% to a step.", 100*share(s.transferExposed(), s.Step))
+	} else {
+		out = append(out, s.adviseBuckets())
 	}
 	if lag := s.Lag; s.Straggler >= 0 && s.Late >= oftenLag && share(lag, s.Step) > little && lag > 2*s.ClockError {
 		add("rank %d: it ends its backward pass %s after the first rank, in %.0f %% of steps, and all wait for it. Look for what shares its cores, or give it fewer windows.",
 			s.Straggler, ms(lag), 100*s.Late)
-	}
-	if s.Comm > 0 && share(s.ExposedComm, s.Step) >= little {
-		out = append(out, s.adviseBuckets())
+	} else if share(s.ExposedWait, s.Step) > little {
+		add("ranks that run alike: %s of a step are spent waiting for another rank, now this one, now that; look for what disturbs them.", ms(s.ExposedWait))
 	}
 	if share(s.ExposedUpdate, s.Step) >= much/2 && s.Held {
 		add("updates wait for the norm of the whole gradient, exposed %s: without clipping (--clip 0) each bucket is updated while others travel.", ms(s.ExposedUpdate))
@@ -167,14 +180,15 @@ func (s *Summary) adviseBuckets() string {
 	case float64(s.Transfer) > nearly*float64(s.Window):
 		return fmt.Sprintf("less to send or more to compute: the link is the bound. A step's %s take %s, but only %s of backward are left once the first bucket is ready, so %s can't be hidden whatever the buckets. A larger --batch or --grad-accum, or a faster link, helps.",
 			size(float64(s.bytes())), ms(s.Transfer), ms(s.Window), ms(max(0, s.Transfer-s.Window)))
-	case share(s.Comm-s.Transfer, s.Comm) > mostly:
-		return fmt.Sprintf("ranks that run alike: %s of %s are waiting for another rank to arrive, not transfer; buckets won't change that.", ms(s.Comm-s.Transfer), ms(s.Comm))
 	case share(last.Exposed, s.ExposedComm) > mostly && s.floor(last):
 		return fmt.Sprintf("nothing about buckets: what is left exposed is the last one, %s, which mostly costs what any operation does.", size(float64(last.Bytes)))
 	case share(last.Exposed, s.ExposedComm) > mostly:
 		target := s.lastTarget(last)
 		return fmt.Sprintf("a smaller last bucket: its gradients are final only when backward ends, so its %s can't be hidden. Try %s instead of %s (--last-bucket-mb %s).",
 			ms(last.Exposed), size(target), size(float64(last.Bytes)), mib(target))
+	}
+	if n >= 2*enough {
+		return fmt.Sprintf("the caps: several of %d buckets queue at the end of backward. \"train bench buckets\" measures which cap is best here.", n)
 	}
 	half := float64(s.bytes()) / float64(2*n)
 	return fmt.Sprintf("smaller buckets: several queue at the end of backward. Try a cap of %s (--bucket-cap-mb %s), so that the link starts earlier.", size(half), mib(half))
@@ -210,6 +224,8 @@ func ms(d time.Duration) string {
 		return fmt.Sprintf("%.2f s", x/1000)
 	case x >= 100:
 		return fmt.Sprintf("%.0f ms", x)
+	case x < 0.1 && d > 0:
+		return fmt.Sprintf("%.0f µs", 1000*x)
 	case x >= 10:
 		return fmt.Sprintf("%.1f ms", x)
 	}

@@ -14,12 +14,12 @@ import (
 const (
 	svgWidth  = 1200
 	svgLeft   = 150 // names of tracks
-	svgRight  = 24
-	svgTop    = 64 // title and subtitle
+	svgRight  = 96  // what is exposed
+	svgTop    = 64  // title and subtitle
 	svgBar    = 30
 	svgGap    = 6
 	svgGroup  = 22 // between ranks
-	svgBottom = 96 // axis and legend
+	svgBottom = 52 // axis and legend, below the last gap
 	svgRanks  = 4  // more don't fit
 )
 
@@ -102,7 +102,7 @@ func (d *drawing) draw() {
 	for i, v := range d.views {
 		d.rank(v, svgTop+i*d.groupHeight())
 	}
-	d.legend(bottom + 48)
+	d.legend(bottom + 50)
 	d.printf("</svg>")
 }
 
@@ -185,8 +185,12 @@ func (d *drawing) slice(s *Slice, top int) {
 			about += ", " + size(float64(d.t.Buckets[s.Bucket].Bytes))
 		}
 	}
-	d.printf(`<rect x="%.2f" y="%d" width="%.2f" height="%d" fill="%s" stroke="#ffffff" stroke-width="0.6"><title>%s, %s</title></rect>`,
-		x, top, width, svgBar, fill, html.EscapeString(about), ms(s.End-s.Start))
+	border := 0.6
+	if width < 3 {
+		border = 0 // it would be nothing but border
+	}
+	d.printf(`<rect x="%.2f" y="%d" width="%.2f" height="%d" fill="%s" stroke="#ffffff" stroke-width="%g"><title>%s, %s</title></rect>`,
+		x, top, width, svgBar, fill, border, html.EscapeString(about), ms(s.End-s.Start))
 	if width > 8*float64(len([]rune(label)))+4 {
 		d.text(x+width/2, float64(top)+svgBar/2+4, 12, ink, "middle", "500", label)
 	}
@@ -218,11 +222,9 @@ func (d *drawing) exposure(v *stepView, y int) {
 	top := y + svgBar + svgGap
 	d.printf(`<rect x="%.1f" y="%d" width="%.1f" height="%d" fill="none" stroke="%s" stroke-width="2"/>`,
 		x, top-1, max(2, d.x(end)-x), svgBar+2, exposedColour)
-	label, at, anchor := "exposed "+ms(v.exposed), x+4, "start"
-	if at > svgWidth-svgRight-110 {
-		at, anchor = svgWidth-svgRight, "end"
-	}
-	d.text(at, float64(y)+svgBar/2+4, 12, exposedColour, anchor, "600", label)
+	at := float64(svgWidth - svgRight + 10)
+	d.text(at, float64(top)+svgBar/2-3, 12, exposedColour, "start", "600", ms(v.exposed))
+	d.text(at, float64(top)+svgBar/2+11, 12, exposedColour, "start", "400", "exposed")
 }
 
 // legend explains the colours.

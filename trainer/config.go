@@ -24,6 +24,9 @@ type Config struct {
 	Tokenizer string
 	// Out is the directory of metrics.jsonl; empty writes none.
 	Out string
+	// Timeline is the file in which all ranks' timelines end, a Chrome trace
+	// (package trace); empty records none.
+	Timeline string
 
 	// Layers [4], Heads [4], DModel [128] and Block [64] give the model; Dropout is 0 … <1 [0].
 	Layers, Heads, DModel, Block int

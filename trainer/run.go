@@ -49,6 +49,9 @@ func Run(ctx context.Context, g *tandem.Group, c Config, obs Observer) (*Result,
 		return nil, err
 	}
 	res, err := r.train(ctx)
+	if terr := r.timeline.write(ctx, r, err); err == nil {
+		err = terr
+	}
 	if cerr := r.close(); err == nil {
 		err = cerr
 	}
@@ -64,6 +67,8 @@ type run struct {
 	model *gpt2mini.Model
 	ddp   *ddp.DDP
 	eval  *evaluator
+	// timeline is nil unless one was asked for.
+	timeline *timeline
 
 	sampler data.Sampler
 	tokens  []int // one micro-step's
@@ -97,6 +102,9 @@ func (r *run) open(ctx context.Context) (err error) {
 	r.tokens, r.targets = make([]int, n), make([]int, n)
 	r.sampler = data.Sampler{Tokens: r.text.Train, Block: c.Block, Seed: c.Seed}
 	if r.eval, err = newEvaluator(r); err != nil {
+		return err
+	}
+	if r.timeline, err = r.openTimeline(ctx); err != nil {
 		return err
 	}
 	dir := c.Out
@@ -178,7 +186,9 @@ func (r *run) step(ctx context.Context, step int) (*Metrics, error) {
 			return nil, err
 		}
 		if micro < r.c.GradAccum-1 {
+			began := time.Now()
 			err = r.ddp.NoSync(func() error { return r.ddp.Step(ctx) })
+			r.timeline.micro(r, step+1, began)
 		} else {
 			err = r.ddp.Step(ctx)
 		}
@@ -189,6 +199,7 @@ func (r *run) step(ctx context.Context, step int) (*Metrics, error) {
 	if err := r.ddp.Sync(ctx); err != nil {
 		return nil, err
 	}
+	r.timeline.record(r, step+1)
 	return r.measure(step, time.Since(start)), nil
 }
 

@@ -52,6 +52,7 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	f.Float64Var(&c.LastBucketMB, "last-bucket-mb", 0, "size of the last bucket, the one that can't be hidden, in MiB (default: the cap)")
 
 	f.IntVar(&c.EvalEvery, "eval-every", 250, "steps between evaluations on all of the validation part")
+	f.StringVar(&c.Timeline, "timeline", "", "file for a timeline of all ranks, the last 32768 slices of each: opens in ui.perfetto.dev; \"train timeline FILE\" explains it")
 	f.IntVar(&c.SampleTokens, "sample", 200, "tokens to generate at the end; 0 for none")
 	f.BoolVar(&o.json, "json", false, "print one JSON object per line instead of text")
 }

@@ -43,7 +43,7 @@ numbers of ranks train alike.`,
 	}
 	o.addFlags(cmd.Flags())
 	cmd.Flags().SortFlags = false
-	cmd.AddCommand(newBench())
+	cmd.AddCommand(newBench(), newData(), newTimeline())
 	return cmd
 }
 
@@ -74,14 +74,10 @@ func (o *options) run(cmd *cobra.Command) error {
 	if err := o.train.Validate(); err != nil {
 		return err
 	}
-	text, err := o.train.LoadText(cmd.Context())
-	if err != nil {
+	if err := o.checkText(cmd.Context()); err != nil {
 		return err
 	}
-	if err := text.Close(); err != nil {
-		return err
-	}
-	args, err := o.prepareOut()
+	args, err := o.prepareOut(cmd.Context())
 	if err != nil {
 		return err
 	}
@@ -109,7 +105,7 @@ func (o *options) findText(ctx context.Context) error {
 
 // prepareOut makes the output directory and returns the ranks' command line,
 // which names it and the text, so that all ranks mean the same ones.
-func (o *options) prepareOut() ([]string, error) {
+func (o *options) prepareOut(ctx context.Context) ([]string, error) {
 	exe, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -123,6 +119,9 @@ func (o *options) prepareOut() ([]string, error) {
 		return nil, err
 	}
 	o.train.Out = o.out
+	if err := o.encodeOnce(ctx); err != nil {
+		return nil, err
+	}
 	return append(append([]string{exe}, os.Args[1:]...), "--out="+o.out, "--data="+o.train.Data), nil
 }
 
