@@ -105,14 +105,16 @@ func plant(ctx context.Context, root string, m mutant) (killed bool, out string,
 		return false, "", err
 	}
 	defer cleanup()
-	build := exec.CommandContext(ctx, "go", append([]string{"test", "-overlay", overlay, "-run", "^$"}, m.Packages...)...)
-	build.Dir = root
+	// By the environment, so that a test that builds a program plants it, too.
+	flags := "GOFLAGS=" + strings.TrimSpace(os.Getenv("GOFLAGS")+" -overlay="+overlay)
+	build := exec.CommandContext(ctx, "go", append([]string{"vet"}, m.Packages...)...)
+	build.Dir, build.Env = root, append(os.Environ(), flags)
 	if out, err := build.CombinedOutput(); err != nil {
 		return false, "", fmt.Errorf("does not build: %w\n%s", err, out)
 	}
-	args := []string{"test", "-overlay", overlay, "-count=1", "-failfast", "-timeout", testTimeout.String(), "-run", m.Run}
+	args := []string{"test", "-count=1", "-failfast", "-timeout", testTimeout.String(), "-run", m.Run}
 	test := exec.CommandContext(ctx, "go", append(args, m.Packages...)...)
-	test.Dir = root
+	test.Dir, test.Env = root, build.Env
 	b, err := test.CombinedOutput()
 	if ctx.Err() != nil {
 		return false, "", ctx.Err()
