@@ -54,7 +54,7 @@ var imports = map[string][]string{
 	"models/gpt2mini":        {"nn", "device"},
 	"nn/nntest":              {},
 	"checkpoint":             {"internal/durable"},
-	"trace":                  {},
+	"trace":                  {"internal/durable"},
 	"data/bpe":               {},
 	"models/gpt2mini/parity": {"models/gpt2mini"},
 	"models/gpt2mini/infer":  {"models/gpt2mini", "internal/simd"},
