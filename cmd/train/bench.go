@@ -59,23 +59,22 @@ The last line is one JSON object; all times are medians in milliseconds.`,
 	return cmd
 }
 
-func (o *benchStep) run(ctx context.Context) error {
+func (o *benchStep) run(ctx context.Context) (err error) {
 	if o.nproc < 1 || o.threads < 1 || o.Steps < 1 {
 		return fmt.Errorf("--nproc %d, --threads %d, --steps %d: all must be at least 1", o.nproc, o.threads, o.Steps)
 	}
-	var err error
 	if o.BucketCapMB, err = parseCaps(o.bucketCap); err != nil {
 		return err
 	}
 	l := launch.Options{Ranks: []int{0}, Passthrough: true}
 	if o.rate != "" && !launch.Launched() {
-		down, err := o.network(ctx, &l)
-		if err != nil {
-			return err
+		down, upErr := o.network(ctx, &l)
+		if upErr != nil {
+			return upErr
 		}
 		defer func() { err = errors.Join(err, down()) }()
 	}
-	err = tandem.Run(ctx, &tandem.Options{Backend: tandem.Ring, Threads: o.threads, NProc: o.nproc, Launch: l},
+	return tandem.Run(ctx, &tandem.Options{Backend: tandem.Ring, Threads: o.threads, NProc: o.nproc, Launch: l},
 		func(ctx context.Context, g *tandem.Group) error {
 			r, err := bench.Step(ctx, g, o.StepConfig)
 			if err != nil || g.Rank != 0 {
@@ -83,7 +82,6 @@ func (o *benchStep) run(ctx context.Context) error {
 			}
 			return o.print(os.Stdout, r)
 		})
-	return err
 }
 
 // network makes the namespaces, and the store for their ranks in the first.

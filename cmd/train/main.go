@@ -14,9 +14,10 @@ import (
 )
 
 func main() {
+	var first os.Signal // set before stop is closed
 	stop := make(chan struct{})
 	ctx, cancel := context.WithCancelCause(context.Background())
-	go watchSignals(stop, cancel)
+	go watchSignals(&first, stop, cancel)
 	err := newRoot(stop).ExecuteContext(ctx)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "train:", err)
@@ -26,23 +27,20 @@ func main() {
 	case <-stop:
 		// The ranks have ended in order, so only the one who was interrupted says
 		// that the run isn't finished.
-		if !launch.Launched() {
-			fmt.Fprintln(os.Stderr, "train: interrupted")
-			os.Exit(interrupted)
+		if sig, ok := first.(syscall.Signal); ok && !launch.Launched() {
+			fmt.Fprintf(os.Stderr, "train: ended early by signal %v\n", sig)
+			os.Exit(128 + int(sig)) // as shells have it
 		}
 	default:
 	}
 }
 
-// interrupted is the exit code of a run that a signal ended, as shells have it.
-const interrupted = 128 + int(syscall.SIGINT)
-
 // watchSignals lets the first SIGINT or SIGTERM finish the step under way, and
 // makes the second end the run at once.
-func watchSignals(stop chan<- struct{}, cancel context.CancelCauseFunc) {
+func watchSignals(first *os.Signal, stop chan<- struct{}, cancel context.CancelCauseFunc) {
 	c := make(chan os.Signal, 2)
 	signal.Notify(c, os.Interrupt, syscall.SIGTERM)
-	<-c
+	*first = <-c
 	close(stop)
 	cancel(fmt.Errorf("stopped by a second %v", <-c))
 }
