@@ -250,7 +250,7 @@ func TestKilledRank(t *testing.T) {
 	}
 	t.Logf("over after %v", time.Since(killed))
 	require.Regexp(t, `rank 1 \(pid \d+\) failed first, .*SIGKILL`, errs.String())
-	require.Regexp(t, `allreduce \(seq \d+, .*on rank 0: rank 1 `, errs.String(), "the survivors name the culprit and the collective")
+	require.Regexp(t, `culprit=1 seq=\d+`, errs.String(), "the survivors name the culprit and the collective")
 	for _, pid := range ranks {
 		require.ErrorIs(t, syscall.Kill(pid, 0), syscall.ESRCH, "rank process %d is still there", pid)
 	}
