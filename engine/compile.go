@@ -59,6 +59,9 @@ func Compile(dev device.Device, loss *gorgonia.Node, params gorgonia.Nodes, o *O
 	if err := p.allocate(s); err != nil {
 		return nil, err
 	}
+	if err := p.startProfile(); err != nil {
+		return nil, err
+	}
 	p.logSummary()
 	return p, nil
 }

@@ -40,6 +40,8 @@ type Options struct {
 	// checks that no Do changes its inputs. It shows in wrong results what a
 	// fault in the memory plan would otherwise hide. For tests; host devices only.
 	Poison bool
+	// Profile records an event between steps, for TakeTimes and Explain.
+	Profile bool
 }
 
 func (o *Options) withDefaults() Options {
@@ -124,6 +126,7 @@ type Plan struct {
 
 	forwardDone   device.Event
 	backwardStart device.Event
+	prof          profile
 }
 
 // Params describes the parameters, in the order given to Compile.

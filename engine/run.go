@@ -57,6 +57,9 @@ func (p *Plan) Run(s device.Stream, ready func(param int) error) error {
 
 // marks records the events that lie before step at.
 func (p *Plan) marks(s device.Stream, at int) error {
+	if err := p.mark(s, at); err != nil {
+		return err
+	}
 	if at == p.forward {
 		if err := s.Record(p.forwardDone); err != nil {
 			return err
