@@ -86,10 +86,15 @@ func Assign(params []Param, order []int, caps Caps) (*Layout, error) {
 	if err := validate(params, order); err != nil {
 		return nil, err
 	}
-	caps, err := caps.resolve(params)
+	caps, err := caps.resolve(params, order)
 	if err != nil {
 		return nil, err
 	}
+	return place(params, cut(params, order, caps)), nil
+}
+
+// cut makes the buckets, in completion order.
+func cut(params []Param, order []int, caps Caps) [][]int {
 	groups := group(params, order, caps)
 	position := make([]int, len(params))
 	for i, p := range order {
@@ -105,7 +110,7 @@ func Assign(params []Param, order []int, caps Caps) (*Layout, error) {
 			slices.SortFunc(groups, byCompletion)
 		}
 	}
-	return place(params, groups), nil
+	return groups
 }
 
 func validate(params []Param, order []int) error {

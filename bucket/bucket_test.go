@@ -163,7 +163,7 @@ func TestCapsProperty(t *testing.T) {
 		ps, order, caps := anything(t)
 		l, err := Assign(ps, order, caps)
 		require.NoError(t, err)
-		caps, err = caps.Resolve(ps)
+		caps, err = caps.Resolve(ps, order)
 		require.NoError(t, err)
 		count := map[dtype.Type]int{}
 		for k, b := range l.Buckets {
@@ -181,20 +181,30 @@ func TestCapsProperty(t *testing.T) {
 	})
 }
 
-// Without it the promise in --help, at least 8 buckets by default, is only words.
+// Without it the promise in --help, at least 8 buckets by default, is only words,
+// and the caps that are shown would not be those in use.
 func TestDefaultCapGivesEightBuckets(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		sizes := rapid.SliceOfN(rapid.IntRange(32, 64), 17, 60).Draw(t, "sizes")
+		// From a fraction of a percent to most of the model in one tensor.
+		sizes := rapid.SliceOfN(rapid.IntRange(1, 1000), 1, 60).Draw(t, "sizes")
 		var ps []Param
 		for _, s := range sizes {
-			ps = append(ps, Param{Shape: []int{s, 1 << 14}, Type: dtype.Float32})
+			ps = append(ps, Param{Shape: []int{s, 1 << 10}, Type: dtype.Float32})
 		}
-		l, err := Assign(ps, forward(len(ps)), Caps{})
+		order := rapid.Permutation(forward(len(ps))).Draw(t, "order")
+		l, err := Assign(ps, order, Caps{})
 		require.NoError(t, err)
-		require.GreaterOrEqual(t, len(l.Buckets), 8)
+		require.GreaterOrEqual(t, len(l.Buckets), min(MinBuckets, len(ps)))
+		caps, err := Caps{}.Resolve(ps, order)
+		require.NoError(t, err)
+		same, err := Assign(ps, order, caps)
+		require.NoError(t, err)
+		require.Equal(t, l.Hash(), same.Hash(), "caps %v are not those in use", caps)
 	})
 	require.Equal(t, 25*mib, DefaultCap(math.MaxInt))
 	require.Equal(t, 1, DefaultCap(0))
+	_, err := Caps{}.Resolve(params(1, 2), []int{0})
+	require.Error(t, err)
 }
 
 // Without it ranks with different models would agree, or equal ones differ.

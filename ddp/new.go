@@ -113,7 +113,7 @@ func (d *DDP) compile(loss *gorgonia.Node) error {
 			return fmt.Errorf("parameter %q is %v; only floating-point parameters can be averaged", p.Name, p.Type)
 		}
 	}
-	if d.caps, err = d.opts.Caps.Resolve(ps); err != nil {
+	if d.caps, err = d.opts.Caps.Resolve(ps, d.plan.Order()); err != nil {
 		return err
 	}
 	d.layout, err = bucket.Assign(ps, d.plan.Order(), d.opts.Caps)

@@ -104,4 +104,10 @@ var mutants = []mutant{
 		New:      "first := r.g.Rank*perRank/r.c.GradAccum + micro*r.c.Batch",
 		Packages: []string{"./cmd/train"}, Run: "TestWorldSizesTrainAlike",
 	},
+	{
+		Name: "fewer than 8 buckets", File: "bucket/caps.go",
+		Old:      "len(cut(params, order, try)) >= MinBuckets",
+		New:      "true",
+		Packages: []string{"./bucket"}, Run: "TestDefaultCapGivesEightBuckets",
+	},
 }
