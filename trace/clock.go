@@ -3,7 +3,6 @@ package trace
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"time"
 )
@@ -43,7 +42,7 @@ const (
 
 // now is this rank's clock in Unix nanoseconds; steps of the system's clock
 // since the recorder was made are not in it.
-func (r *Recorder) now() int64 { return r.epoch.UnixNano() + int64(time.Since(r.epoch)) }
+func (r *Recorder) now() int64 { return r.wall + int64(time.Since(r.epoch)) }
 
 // Align estimates this rank's clock against rank 0's. All ranks call it, best
 // when they begin and, which Collect does, when they end: times in between are
@@ -94,7 +93,10 @@ func (r *Recorder) answer(ctx context.Context, s Store, round, k int) error {
 		var raw [8]byte
 		binary.LittleEndian.PutUint64(raw[:], uint64(r.now()))
 		err := s.Set(ctx, pingKey(round, k, i, "answer"), raw[:])
-		if err = errors.Join(err, s.Delete(ctx, ask)); err != nil {
+		if err == nil {
+			err = s.Delete(ctx, ask)
+		}
+		if err != nil {
 			return fmt.Errorf("trace: aligning the clock of rank %d: %w", k, err)
 		}
 	}
@@ -118,7 +120,10 @@ func (r *Recorder) ask(ctx context.Context, s Store, round int) (best reading, e
 		if err == nil && len(raw) != 8 {
 			err = fmt.Errorf("%d bytes, want 8", len(raw))
 		}
-		if err = errors.Join(err, s.Delete(ctx, answer)); err != nil {
+		if err == nil {
+			err = s.Delete(ctx, answer)
+		}
+		if err != nil {
 			return best, fmt.Errorf("trace: rank %d: asking rank 0 for the time: %w", r.opts.Rank, err)
 		}
 		half := (got - sent + 1) / 2

@@ -17,8 +17,8 @@ const (
 
 // Collect aligns the clocks once more and merges the slices of all ranks at
 // rank 0; the others return nil. All ranks call it. One part at a time is in
-// the store. It ends when ctx does; rank 0 then returns what it has, without
-// the missing ranks, beside an error that names the first of them.
+// the store. It ends when ctx does; rank 0 then returns what it has, without the
+// rank that the error names and those behind it.
 func Collect(ctx context.Context, s Store, r *Recorder) (*Timeline, error) {
 	if r == nil {
 		return nil, nil
@@ -45,7 +45,7 @@ func partKey(rank int, what string) string { return fmt.Sprintf("trace/part/%d/%
 
 // send hands this rank's part over once rank 0 wants it.
 func (r *Recorder) send(ctx context.Context, s Store) error {
-	raw, err := pack(r.part())
+	raw, err := pack(r.part(), maxPart)
 	if err != nil {
 		return fmt.Errorf("trace: rank %d: %w", r.opts.Rank, err)
 	}
@@ -54,26 +54,29 @@ func (r *Recorder) send(ctx context.Context, s Store) error {
 		return fmt.Errorf("trace: rank %d: waiting for rank 0 to want the timeline: %w", r.opts.Rank, err)
 	}
 	err = s.Set(ctx, partKey(r.opts.Rank, "data"), raw)
-	if err = errors.Join(err, s.Delete(ctx, want)); err != nil {
+	if err == nil {
+		err = s.Delete(ctx, want)
+	}
+	if err != nil {
 		return fmt.Errorf("trace: rank %d: sending the timeline: %w", r.opts.Rank, err)
 	}
 	return nil
 }
 
-// pack drops the oldest slices until the part fits into the store.
-func pack(p *part) ([]byte, error) {
+// pack drops the oldest slices until the part fits into limit bytes.
+func pack(p *part, limit int) ([]byte, error) {
 	for {
 		var b bytes.Buffer
 		z := gzip.NewWriter(&b)
 		if err := errors.Join(json.NewEncoder(z).Encode(p), z.Close()); err != nil {
 			return nil, err
 		}
-		if b.Len() <= maxPart {
+		if b.Len() <= limit {
 			return b.Bytes(), nil
 		}
 		n := (len(p.Slices) + 1) / 2
 		if n == 0 {
-			return nil, fmt.Errorf("a timeline of no slices takes %d bytes, at most %d fit", b.Len(), maxPart)
+			return nil, fmt.Errorf("a timeline of no slices takes %d bytes, at most %d fit", b.Len(), limit)
 		}
 		p.Slices, p.Dropped = p.Slices[n:], p.Dropped+n
 	}

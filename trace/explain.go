@@ -67,6 +67,8 @@ func (s *Summary) explainLink(b *strings.Builder) {
 	switch {
 	case math.IsInf(s.Rate, 1):
 		fmt.Fprintf(b, "; each bucket takes %s whatever its size", ms(s.Latency))
+	case s.Rate > 0 && s.Latency == 0:
+		fmt.Fprintf(b, "; a bucket takes its size at %s/s", size(s.Rate))
 	case s.Rate > 0:
 		fmt.Fprintf(b, "; a bucket takes %s and its size at %s/s", ms(s.Latency), size(s.Rate))
 	}
@@ -137,8 +139,10 @@ func (s *Summary) transferExposed() time.Duration { return s.ExposedComm - s.Exp
 func (s *Summary) Advice() []string {
 	var out []string
 	add := func(format string, args ...any) { out = append(out, fmt.Sprintf(format, args...)) }
-	if s.Comm == 0 {
-		add("nothing about communication: there is none, this is one rank.")
+	if s.Ranks == 1 {
+		add("nothing about communication: this is one rank.")
+	} else if s.Comm == 0 {
+		add("nothing about communication: none was recorded.")
 	} else if share(s.transferExposed(), s.Step) < little {
 		add("nothing about buckets: their transfer adds %.1f %% to a step.", 100*share(s.transferExposed(), s.Step))
 	} else {
@@ -165,14 +169,23 @@ func (s *Summary) Advice() []string {
 // adviseBuckets is for a step that waits for communication.
 func (s *Summary) adviseBuckets() string {
 	n := len(s.Buckets)
-	last := s.Buckets[max(0, n-1)]
-	latency := time.Duration(n) * s.Latency
-	switch {
-	case n == 0:
+	if n == 0 {
 		return fmt.Sprintf("%s of communication is exposed, none of it about buckets.", ms(s.ExposedComm))
+	}
+	last := s.Buckets[n-1]
+	latency := time.Duration(n) * s.Latency
+	// The last one is what is exposed, and not because others were before it.
+	alone := share(last.Exposed, s.ExposedComm) > mostly && share(last.Queued, last.Comm) < mostly
+	switch {
 	case n == 1:
 		return fmt.Sprintf("more buckets: with one, communication starts when backward ends. Try a cap of %s (--bucket-cap-mb %s).",
 			size(float64(s.bytes())/8), mib(float64(s.bytes())/8))
+	case alone && s.floor(last):
+		return fmt.Sprintf("nothing about buckets: what is left exposed is the last one, %s, which mostly costs what any operation does.", size(float64(last.Bytes)))
+	case alone:
+		target := s.lastTarget(last)
+		return fmt.Sprintf("a smaller last bucket: its gradients are final only when backward ends, so its %s can't be hidden. Try %s instead of %s (--last-bucket-mb %s).",
+			ms(last.Exposed), size(target), size(float64(last.Bytes)), mib(target))
 	case s.Rate > 0 && share(latency, s.Transfer) > mostly:
 		c := 2 * float64(s.bytes()) / float64(n)
 		return fmt.Sprintf("larger buckets: what an operation costs before its first byte, %s for each of %d, is %.0f %% of the transfer. Try a cap of %s (--bucket-cap-mb %s).",
@@ -180,12 +193,6 @@ func (s *Summary) adviseBuckets() string {
 	case float64(s.Transfer) > nearly*float64(s.Window):
 		return fmt.Sprintf("less to send or more to compute: the link is the bound. A step's %s take %s, but only %s of backward are left once the first bucket is ready, so %s can't be hidden whatever the buckets. A larger --batch or --grad-accum, or a faster link, helps.",
 			size(float64(s.bytes())), ms(s.Transfer), ms(s.Window), ms(max(0, s.Transfer-s.Window)))
-	case share(last.Exposed, s.ExposedComm) > mostly && s.floor(last):
-		return fmt.Sprintf("nothing about buckets: what is left exposed is the last one, %s, which mostly costs what any operation does.", size(float64(last.Bytes)))
-	case share(last.Exposed, s.ExposedComm) > mostly:
-		target := s.lastTarget(last)
-		return fmt.Sprintf("a smaller last bucket: its gradients are final only when backward ends, so its %s can't be hidden. Try %s instead of %s (--last-bucket-mb %s).",
-			ms(last.Exposed), size(target), size(float64(last.Bytes)), mib(target))
 	}
 	if n >= 2*enough {
 		return fmt.Sprintf("the caps: several of %d buckets queue at the end of backward. \"train bench buckets\" measures which cap is best here.", n)
@@ -200,13 +207,14 @@ func (s *Summary) floor(b BucketSummary) bool {
 }
 
 // lastTarget is a size at which bytes cost no more than the operation itself,
-// where that is known, and at most half of what it is.
+// where that is known, but from an eighth to half of what it is: what is cut
+// off travels just before and has to be hidden too.
 func (s *Summary) lastTarget(b BucketSummary) float64 {
-	half := float64(b.Bytes) / 2
+	size := float64(b.Bytes)
 	if s.Rate > 0 && s.Latency > 0 {
-		return min(half, s.Rate*s.Latency.Seconds())
+		return max(size/8, min(size/2, s.Rate*s.Latency.Seconds()))
 	}
-	return half
+	return size / 2
 }
 
 func share(part, whole time.Duration) float64 {

@@ -100,6 +100,7 @@ func (o *Options) validate() error {
 type Recorder struct {
 	opts  Options
 	epoch time.Time // origin of all times here
+	wall  int64     // the same in Unix nanoseconds
 
 	mu     sync.Mutex
 	ring   []Slice
@@ -113,7 +114,8 @@ func NewRecorder(o Options) (*Recorder, error) {
 	if err := o.validate(); err != nil {
 		return nil, err
 	}
-	return &Recorder{opts: o, epoch: time.Now(), ring: make([]Slice, o.Slices)}, nil
+	now := time.Now()
+	return &Recorder{opts: o, epoch: now, wall: now.UnixNano(), ring: make([]Slice, o.Slices)}, nil
 }
 
 // Since is t on the recorder's clock, for Slice.
@@ -215,7 +217,7 @@ func (r *Recorder) part() *part {
 	for i := range p.Slices {
 		p.Slices[i] = r.ring[(first+i)%len(r.ring)]
 	}
-	p.Epoch = r.epoch.UnixNano() + int64(r.offset(0))
+	p.Epoch = r.wall + int64(r.offset(0))
 	zero := r.offset(0)
 	for i := range p.Slices {
 		s := &p.Slices[i]

@@ -42,9 +42,10 @@ func SVG(w io.Writer, t *Timeline, step int) error {
 	if step == 0 {
 		step = medianStep(all)
 	}
+	first, last := all[0].step, all[len(all)-1].step
 	all = slices.DeleteFunc(all, func(v *stepView) bool { return v.step != step })
 	if len(all) == 0 {
-		return fmt.Errorf("trace: step %d is not in the timeline; it holds others", step)
+		return fmt.Errorf("trace: step %d is not in the timeline, which holds steps %d to %d", step, first, last)
 	}
 	d := &drawing{b: bufio.NewWriter(w), t: t, step: step, ranks: len(all), views: all[:min(len(all), svgRanks)]}
 	d.draw()
