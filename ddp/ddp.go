@@ -87,6 +87,17 @@ type Options struct {
 	// Weighted averages by the weights that SetWeight gives, such as numbers of
 	// tokens, instead of evenly. The loss must then be a mean over that weight.
 	Weighted bool
+	// CheckParams compares the parameters of all ranks before every step whose
+	// number is a multiple of it; where they differ, all ranks get the same
+	// *ParamsDifferError. It waits for updates and reads every parameter once, so
+	// choose some hundred steps. A value that was newly bound to a node is looked
+	// at in the check after. Steps that the schedule overlap.NoComm made differ
+	// end the checks. 0 means never.
+	CheckParams int
+	// Fingerprint compares every collective with those of all other ranks before
+	// it starts, for debugging on a backend whose messages carry no headers. It
+	// waits for each, so nothing overlaps any more.
+	Fingerprint bool
 	// Timeout bounds Step, Sync, Join and New where their context has no
 	// deadline. 0 means 5 minutes.
 	Timeout time.Duration
@@ -106,6 +117,8 @@ func (o *Options) validate() (Options, error) {
 	switch {
 	case v.Timeout < 0:
 		return v, fmt.Errorf("ddp: Timeout is %v; it must not be negative", v.Timeout)
+	case v.CheckParams < 0:
+		return v, fmt.Errorf("ddp: CheckParams is %d; it must not be negative", v.CheckParams)
 	case !(v.MaxNorm >= 0) || math.IsInf(v.MaxNorm, 0):
 		return v, fmt.Errorf("ddp: MaxNorm is %v; it must be finite and not negative", v.MaxNorm)
 	case v.MaxNorm > 0 && v.Optimizer == nil:
@@ -118,7 +131,8 @@ func (o *Options) validate() (Options, error) {
 
 // signature is what must agree between ranks, besides the layout.
 func (o *Options) signature(lossType fmt.Stringer) string {
-	return fmt.Sprintf("optimizer %#v, max norm %v, norm %v, weighted %v, loss %v", o.Optimizer, o.MaxNorm, o.Norm, o.Weighted, lossType)
+	return fmt.Sprintf("optimizer %#v, max norm %v, norm %v, weighted %v, loss %v, check params %d",
+		o.Optimizer, o.MaxNorm, o.Norm, o.Weighted, lossType, o.CheckParams)
 }
 
 // DDP is one rank's replica of a model. Its methods are called from one
@@ -162,7 +176,11 @@ type DDP struct {
 	stop     atomic.Bool
 	stopped  bool
 	bad      float64 // laneBad
+	hash     float64 // laneHash
+	hashes   []byte  // of each parameter
+	drifted  bool    // a step without communication made ranks differ
 	stats    Stats
+	opened   bool // New has ended
 	err      error
 	closed   atomic.Bool
 }

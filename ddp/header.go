@@ -25,6 +25,7 @@ const (
 	laneLast                 // weight of the last micro-step
 	laneLoss                 // weighted sum of the losses of the micro-steps before it
 	laneBad                  // 1 + the first parameter whose gradient was not finite in one of those, or 0
+	laneHash                 // checksum of the parameters, where one is due
 	lanes        = 16
 )
 

@@ -64,7 +64,7 @@ func (d *DDP) shadow(ctx context.Context) (active int, err error) {
 	}
 	d.watch.start(ctx, d.opts.Timeout)
 	defer d.watch.stop()
-	if active, err = d.follow(); err == nil || isNonFinite(err) {
+	if active, err = d.follow(); err == nil || isVerdict(err) {
 		d.err = err
 		return active, err
 	}
@@ -72,6 +72,9 @@ func (d *DDP) shadow(ctx context.Context) (active int, err error) {
 }
 
 func (d *DDP) follow() (active int, err error) {
+	if err := d.hashParams(); err != nil {
+		return 0, err
+	}
 	if err := d.red.Begin(d.watch, true, d.schedule); err != nil {
 		return 0, err
 	}

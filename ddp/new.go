@@ -45,13 +45,32 @@ func New(ctx context.Context, c comm.Communicator, loss *gorgonia.Node, params g
 	}
 	d := &DDP{opts: opts, comm: child, log: opts.Logger, nodes: params, weight: 1, lr: math.NaN()}
 	d.watch = newWatchdog(child.Abort)
+	if opts.Fingerprint && optErr == nil {
+		optErr = d.fingerprint(ctx)
+	}
 	if err := d.setUp(ctx, loss, optErr); err != nil {
 		child.Abort(err)
 		d.err = err
 		return nil, errors.Join(fmt.Errorf("ddp: rank %d: %w", c.Rank(), err), d.Close())
 	}
+	d.opened = true
 	d.announce()
 	return d, nil
+}
+
+// fingerprint makes d compare collectives: bounded by New's context until
+// there are steps, and then by theirs.
+func (d *DDP) fingerprint(ctx context.Context) error {
+	f, err := newFingerprinted(d.comm, func() context.Context {
+		if d.opened {
+			return d.watch
+		}
+		return ctx
+	})
+	if err == nil {
+		d.comm = f
+	}
+	return err
 }
 
 // setUp is New once there is a communicator; refused is an error to share.

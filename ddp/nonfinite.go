@@ -2,7 +2,6 @@ package ddp
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"math"
 
@@ -35,11 +34,6 @@ func (e *NonFiniteError) Error() string {
 		what = "while every gradient is finite"
 	}
 	return fmt.Sprintf("ddp: step %d: not a finite number (loss %v) %s, %s; try a lower learning rate, or clipping", e.Step, e.Loss, where, what)
-}
-
-func isNonFinite(err error) bool {
-	var nf *NonFiniteError
-	return errors.As(err, &nf)
 }
 
 // nonFinite looks at what a synchronised step gave. Loss and norm are

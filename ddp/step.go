@@ -30,8 +30,7 @@ func (d *DDP) Step(ctx context.Context) error {
 	if err == nil {
 		return nil
 	}
-	if isNonFinite(err) && d.schedule != overlap.NoComm {
-		// All ranks have come to the same verdict: nobody waits for this one.
+	if isVerdict(err) && d.schedule != overlap.NoComm {
 		d.err = err
 		return err
 	}
@@ -42,6 +41,11 @@ func (d *DDP) Step(ctx context.Context) error {
 func (d *DDP) run() error {
 	started := time.Now()
 	sync := !d.nosync
+	if sync {
+		if err := d.hashParams(); err != nil {
+			return err
+		}
+	}
 	if err := d.red.Begin(d.watch, sync, d.schedule); err != nil {
 		return err
 	}
@@ -86,6 +90,7 @@ func (d *DDP) sendHeader() error {
 	h.set(laneLast, d.scaling.last)
 	h.set(laneLoss, d.scaling.loss)
 	h.set(laneBad, d.bad)
+	h.set(laneHash, d.hash)
 	return h.exchange(d.comm, d.red.Comm())
 }
 
@@ -127,6 +132,9 @@ func (d *DDP) agree() (comm.Op, error) {
 		return 0, err
 	}
 	if err := d.nonFiniteBefore(); err != nil {
+		return 0, err
+	}
+	if err := d.sameParams(); err != nil {
 		return 0, err
 	}
 	// Collectives of the last step ended before this header; its updates end

@@ -110,4 +110,22 @@ var mutants = []mutant{
 		New:      "true",
 		Packages: []string{"./bucket"}, Run: "TestDefaultCapGivesEightBuckets",
 	},
+	{
+		Name: "parameters that differ go unnoticed", File: "ddp/check.go",
+		Old: "same = same && h.get(r, laneHash) == h.get(first, laneHash)",
+		New: "_ = r",
+		Packages: []string{"./ddp"}, Run: "TestCheckParams",
+	},
+	{
+		Name: "parameters are hashed before their updates", File: "ddp/check.go",
+		Old: "if err := d.red.Sync(d.watch); err != nil {",
+		New: "if err := error(nil); err != nil {",
+		Packages: []string{"./ddp"}, Run: "TestCheckParams",
+	},
+	{
+		Name: "fingerprints are not compared", File: "ddp/fingerprint.go",
+		Old: "!bytes.Equal(p, first)",
+		New: "len(p) != len(first)",
+		Packages: []string{"./ddp"}, Run: "TestFingerprints",
+	},
 }
