@@ -266,7 +266,8 @@ func TestBadFiles(t *testing.T) {
 
 // Without it bytes from outside could panic the reader or what follows it.
 func FuzzParse(f *testing.F) {
-	f.Add(encoded(f, small().timeline(f)))
+	one := link{ranks: 1, steps: 1, sizes: []int{10}, rate: 500, backward: msec}
+	f.Add(encoded(f, one.timeline(f)))
 	f.Add([]byte(`{"traceEvents":[{"ph":"B"},3],"x":[{}],"otherData":{"tandem_timeline":1,"ranks":[{"rank":0}]}}`))
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		tl, err := Parse(bytes.NewReader(raw))
