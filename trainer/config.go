@@ -24,6 +24,22 @@ type Config struct {
 	Tokenizer string
 	// Out is the directory of metrics.jsonl; empty writes none.
 	Out string
+	// CheckpointEvery is the number of steps between checkpoints, which go to
+	// Out/checkpoint; the last step and evaluations with the lowest loss so far get
+	// one, too. One that is due while the last is still being written comes later. 0
+	// writes none.
+	CheckpointEvery int
+	// Keep is how many checkpoints stay [2], besides that of the lowest validation loss.
+	Keep int
+	// Resume is the checkpoint to continue, or a directory of them or of a run, of
+	// which the latest counts; ResumeAuto is Out, or a fresh start where that has
+	// none. Rank 0 reads it. Steps and the learning rate's schedule are this
+	// configuration's.
+	Resume string
+	// InitFrom is a file or directory with a model.safetensors of Hugging Face's
+	// that has the initial parameters (package hf). It may know more than Block
+	// positions, the first of which are used. Rank 0 reads it.
+	InitFrom string
 	// Timeline is the file in which all ranks' timelines end, a Chrome trace
 	// (package trace); empty records none.
 	Timeline string
@@ -66,9 +82,9 @@ type Config struct {
 
 	// Stop, once closed, ends the run after the step under way, on all ranks and
 	// as if it were the last; nil never does.
-	Stop <-chan struct{}
+	Stop <-chan struct{} `json:"-"`
 	// Logger gets the rank's own log; nil discards.
-	Logger *slog.Logger
+	Logger *slog.Logger `json:"-"`
 }
 
 // Preset is the model called name (mini, small or gpt2; see gpt2mini.Preset)
@@ -110,6 +126,7 @@ func (c *Config) Validate() error {
 	or(&c.GradAccum, 1)
 	or(&c.EvalEvery, 250)
 	or(&c.LogEvery, 10)
+	or(&c.Keep, 2)
 	if c.LR == 0 {
 		c.LR, c.MinLR, c.Warmup = mini.LR, mini.MinLR, 100
 	}
@@ -122,7 +139,7 @@ func (c *Config) Validate() error {
 	for _, v := range []struct {
 		name string
 		n    int
-	}{{"steps", c.Steps}, {"batch", c.Batch}, {"grad-accum", c.GradAccum}, {"eval-every", c.EvalEvery},
+	}{{"steps", c.Steps}, {"batch", c.Batch}, {"grad-accum", c.GradAccum}, {"eval-every", c.EvalEvery}, {"keep", c.Keep},
 		{"layers", c.Layers}, {"heads", c.Heads}, {"d-model", c.DModel}, {"block", c.Block}} {
 		if v.n < 1 {
 			return fmt.Errorf("--%s %d: must be at least 1", v.name, v.n)
@@ -137,6 +154,9 @@ func (c *Config) validateRanges() error {
 	}
 	if c.Warmup < 0 || c.SampleTokens < 0 {
 		return fmt.Errorf("--warmup %d, --sample %d: must not be negative", c.Warmup, c.SampleTokens)
+	}
+	if c.CheckpointEvery < 0 {
+		return fmt.Errorf("--checkpoint-every %d: must not be negative; 0 writes none", c.CheckpointEvery)
 	}
 	if !(c.Dropout >= 0 && c.Dropout < 1) {
 		return fmt.Errorf("--dropout %g: must be at least 0 and less than 1", c.Dropout)

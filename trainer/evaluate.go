@@ -22,16 +22,12 @@ type forward struct {
 	stream device.Stream
 }
 
-func newForward(r *run, batch int, logits bool) (*forward, error) {
+func newForward(r *run, batch int) (*forward, error) {
 	m, err := r.model.Reshaped(batch, r.c.Block)
 	if err != nil {
 		return nil, err
 	}
-	root := m.Loss
-	if logits {
-		root = m.Logits
-	}
-	plan, err := engine.Compile(r.g.Device, root, m.Params, &engine.Options{ForwardOnly: true, Logger: r.c.Logger})
+	plan, err := engine.Compile(r.g.Device, m.Loss, m.Params, &engine.Options{ForwardOnly: true, Logger: r.c.Logger})
 	if err != nil {
 		return nil, err
 	}
@@ -70,7 +66,7 @@ type evaluator struct {
 }
 
 func newEvaluator(r *run) (*evaluator, error) {
-	f, err := newForward(r, r.c.Batch, false)
+	f, err := newForward(r, r.c.Batch)
 	if err != nil {
 		return nil, fmt.Errorf("compiling the evaluation: %w", err)
 	}

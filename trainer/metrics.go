@@ -37,6 +37,9 @@ type Metrics struct {
 	Buckets    int     `json:"buckets"`
 	// BucketCapMB is the cap of the middle buckets in MiB.
 	BucketCapMB float64 `json:"bucket_cap_mb"`
+	// CheckpointStallMS is the time that a checkpoint held the step up, on steps
+	// that took one. It is not in StepMS.
+	CheckpointStallMS *float64 `json:"checkpoint_stall_ms,omitempty"`
 }
 
 // HiddenShare is the share of the communication that ran under the backward
@@ -78,11 +81,14 @@ func PrepareOut(dir string) error {
 	return errors.Join(f.Close(), os.Remove(f.Name()))
 }
 
-func openMetrics(dir string) (*metricsFile, error) {
-	if dir == "" {
-		return &metricsFile{}, nil
+// openMetrics opens the file in dir to append steps after step: what it has of
+// those, from a run that came further before it ended, is dropped.
+func openMetrics(dir string, step int) (*metricsFile, error) {
+	path := filepath.Join(dir, "metrics.jsonl")
+	if err := keepMetrics(path, step); err != nil {
+		return nil, fmt.Errorf("metrics: %w", err)
 	}
-	f, err := os.Create(filepath.Join(dir, "metrics.jsonl"))
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
 		return nil, fmt.Errorf("metrics: %w", err)
 	}

@@ -2,6 +2,7 @@ package trainer
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"github.com/tandem-go/tandem"
 	"github.com/tandem-go/tandem/data"
 	"github.com/tandem-go/tandem/ddp"
+	"github.com/tandem-go/tandem/device"
 	"github.com/tandem-go/tandem/models/gpt2mini"
 )
 
@@ -24,6 +26,11 @@ type Observer struct {
 
 // Info describes a run that is about to start.
 type Info struct {
+	// Resumed is the checkpoint that the run continues, at step Step; "" for a
+	// run that begins. Notes say what differs from it, or why there is none.
+	Resumed    string
+	Step       int
+	Notes      []string
 	Device     string
 	WorldSize  int
 	Params     int // trainable elements
@@ -38,6 +45,9 @@ type Info struct {
 func Run(ctx context.Context, g *tandem.Group, c Config, obs Observer) (*Result, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err
+	}
+	if c.Out == "" && (c.CheckpointEvery > 0 || c.Resume == ResumeAuto) {
+		return nil, errors.New("checkpoints need a directory; pass --out DIR")
 	}
 	text, err := c.LoadText(ctx)
 	if err != nil {
@@ -69,6 +79,9 @@ type run struct {
 	eval  *evaluator
 	// timeline is nil unless one was asked for.
 	timeline *timeline
+	from     begin
+	ckpt     *checkpointer // on rank 0, if checkpoints are wanted
+	own      device.Stream // see stream
 
 	sampler data.Sampler
 	tokens  []int // one micro-step's
@@ -86,6 +99,13 @@ func (r *run) open(ctx context.Context) (err error) {
 	if err := r.model.Init(uint64(c.Seed)); err != nil {
 		return err
 	}
+	from, err := r.loadOrigin(ctx)
+	if err != nil {
+		return err
+	}
+	if from != nil {
+		defer func() { err = errors.Join(err, from.close()) }()
+	}
 	loss, err := scaled(r.model.Loss, c.GradAccum)
 	if err != nil {
 		return err
@@ -98,6 +118,9 @@ func (r *run) open(ctx context.Context) (err error) {
 	if r.ddp, err = ddp.New(ctx, r.g.Comm, loss, r.model.Params, opts); err != nil {
 		return err
 	}
+	if err := r.restore(ctx, from); err != nil {
+		return err
+	}
 	n := c.Batch * c.Block
 	r.tokens, r.targets = make([]int, n), make([]int, n)
 	r.sampler = data.Sampler{Tokens: r.text.Train, Block: c.Block, Seed: c.Seed}
@@ -107,11 +130,21 @@ func (r *run) open(ctx context.Context) (err error) {
 	if r.timeline, err = r.openTimeline(ctx); err != nil {
 		return err
 	}
-	dir := c.Out
-	if r.g.Rank != 0 {
-		dir = ""
+	return r.openFiles()
+}
+
+// openFiles opens what rank 0 writes.
+func (r *run) openFiles() (err error) {
+	if r.g.Rank != 0 || r.c.Out == "" {
+		r.metrics = &metricsFile{}
+		return nil
 	}
-	r.metrics, err = openMetrics(dir)
+	if r.metrics, err = openMetrics(r.c.Out, r.first()); err != nil || r.c.CheckpointEvery == 0 {
+		return err
+	}
+	if r.ckpt, err = newCheckpointer(r); err == nil && r.from.State != nil {
+		r.ckpt.best = r.from.State.Best
+	}
 	return err
 }
 
@@ -125,7 +158,11 @@ func scaled(loss *gorgonia.Node, accum int) (*gorgonia.Node, error) {
 }
 
 func (r *run) close() error {
-	err := r.metrics.close()
+	var err error
+	if r.ckpt != nil {
+		err = r.ckpt.wait()
+	}
+	err = errors.Join(err, r.metrics.close())
 	if cerr := r.ddp.Close(); err == nil {
 		err = cerr
 	}
@@ -135,13 +172,14 @@ func (r *run) close() error {
 func (r *run) train(ctx context.Context) (*Result, error) {
 	r.started()
 	c := &r.c
-	res := &Result{}
-	for step := 0; step < c.Steps && !r.ddp.Stopped(); step++ {
+	res := r.before()
+	for step := r.first(); step < c.Steps && !r.ddp.Stopped(); step++ {
 		m, err := r.step(ctx, step)
 		if err != nil {
 			return nil, err
 		}
-		if (step+1)%c.EvalEvery == 0 || step+1 == c.Steps || r.ddp.Stopped() {
+		last := step+1 == c.Steps || r.ddp.Stopped()
+		if last || (step+1)%c.EvalEvery == 0 {
 			loss, err := r.eval.run(ctx)
 			if err != nil {
 				return nil, fmt.Errorf("evaluating after step %d: %w", step+1, err)
@@ -149,19 +187,46 @@ func (r *run) train(ctx context.Context) (*Result, error) {
 			m.ValLoss, res.ValLoss = &loss, loss
 		}
 		res.Steps, res.Loss = m.Step, m.Loss
-		if err := r.report(m); err != nil {
+		if err := r.report(m, last); err != nil {
+			r.g.Comm.Abort(err)
 			return nil, err
 		}
 	}
 	res.TokensPerS = median(r.rates)
-	if c.SampleTokens > 0 && r.g.Rank == 0 {
-		var err error
-		if res.Sample, err = r.sample(ctx); err != nil {
-			return nil, fmt.Errorf("sampling: %w", err)
+	return res, r.finish(ctx, func(ctx context.Context) error { return r.conclude(ctx, res) })
+}
+
+// before is the result of the steps that a checkpoint has behind it.
+func (r *run) before() *Result {
+	res := &Result{}
+	if s := r.from.State; s != nil {
+		res.Steps, res.Loss = s.Step, s.Loss
+		if s.ValLoss != nil {
+			res.ValLoss = *s.ValLoss
 		}
 	}
-	// Who leaves first would look like a failure to those still at work.
-	return res, r.g.Comm.Barrier(ctx)
+	return res
+}
+
+// conclude is rank 0's work after the last step.
+func (r *run) conclude(ctx context.Context, res *Result) error {
+	if r.c.SampleTokens > 0 {
+		var err error
+		if res.Sample, err = r.sample(ctx); err != nil {
+			return fmt.Errorf("sampling: %w", err)
+		}
+	}
+	if r.ckpt == nil {
+		return nil
+	}
+	if err := r.ckpt.wait(); err != nil {
+		return err
+	}
+	if r.ckpt.owed {
+		r.ckpt.snapshot()
+		r.ckpt.start(r.state(&r.line, nil))
+	}
+	return r.ckpt.wait()
 }
 
 // step runs one optimizer step, its micro-steps included, to its end.
@@ -203,16 +268,43 @@ func (r *run) step(ctx context.Context, step int) (*Metrics, error) {
 	return r.measure(step, time.Since(start)), nil
 }
 
-func (r *run) report(m *Metrics) error {
+// report makes a finished step known and, if one is due, takes a checkpoint: its
+// line is in the metrics before the checkpoint can be complete.
+func (r *run) report(m *Metrics, last bool) error {
 	r.c.Logger.Info("step", "step", m.Step, "loss", m.Loss, "ms", m.StepMS, "exposed_ms", m.ExposedCommMS)
 	if r.g.Rank != 0 {
 		return nil
 	}
 	r.rates = append(r.rates, m.TokensPerS)
+	take, err := r.takeCheckpoint(m, last)
+	if err != nil {
+		return err
+	}
 	if r.obs.Step != nil {
 		r.obs.Step(m)
 	}
-	return r.metrics.write(m)
+	if err := r.metrics.write(m); err != nil {
+		return err
+	}
+	if take {
+		r.ckpt.start(r.state(m, nil))
+	}
+	return nil
+}
+
+// takeCheckpoint copies what a checkpoint holds if one is due and the last one is
+// on disk. The error is the last one's.
+func (r *run) takeCheckpoint(m *Metrics, last bool) (bool, error) {
+	if r.ckpt == nil {
+		return false, nil
+	}
+	idle, err := r.ckpt.idle()
+	if err != nil || !r.ckpt.due(m, last) || !idle {
+		return false, err
+	}
+	ms := milliseconds(r.ckpt.snapshot())
+	m.CheckpointStallMS = &ms
+	return true, nil
 }
 
 func median(x []float64) float64 {

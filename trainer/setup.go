@@ -39,11 +39,23 @@ func (r *run) started() {
 	}
 	caps := r.ddp.Caps()
 	r.obs.Started(&Info{
+		Resumed: r.from.Dir, Step: r.first(), Notes: r.remarks(),
 		Device: r.g.Device.Name(), WorldSize: r.g.WorldSize,
 		Params: r.model.Config.ParamCount(), Vocab: r.model.Config.Vocab,
 		Buckets: len(r.ddp.Layout().Buckets), BucketCap: float64(caps.Cap[0]) / mib,
 		TokensStep: r.tokensPerStep(),
 	})
+}
+
+// remarks are about the checkpoint that the run continues, or would.
+func (r *run) remarks() []string {
+	switch {
+	case r.from.State != nil:
+		return r.notes(r.from.State)
+	case r.c.Resume == ResumeAuto:
+		return []string{"no checkpoint in " + r.c.Out + " yet: starting at step 0"}
+	}
+	return nil
 }
 
 func (r *run) tokensPerStep() int {
@@ -53,7 +65,7 @@ func (r *run) tokensPerStep() int {
 // measure makes a finished step's line; the returned value is reused.
 func (r *run) measure(step int, wall time.Duration) *Metrics {
 	s := r.ddp.Stats()
-	ms := func(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
+	ms := milliseconds
 	r.line = Metrics{
 		Step: step + 1, Loss: s.Loss, LR: s.LR, GradNorm: s.Norm,
 		StepMS: ms(wall), ForwardMS: ms(s.Forward), BackwardMS: ms(s.Backward),

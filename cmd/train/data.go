@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -94,7 +95,10 @@ func (o *options) checkText(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return text.Close()
+	if startsRanks() {
+		err = o.train.CheckOrigin(text)
+	}
+	return errors.Join(err, text.Close())
 }
 
 // encodeOnce makes the ranks' data of the text, in the output directory.

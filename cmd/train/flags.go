@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -47,11 +48,15 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	f.IntVar(&o.nproc, "nproc", 0, "ranks to start on this machine (default: one per GPU, or 2)")
 	f.IntVar(&o.threads, "threads", 0, "compute threads per rank (default: TANDEM_THREADS, or cores / ranks)")
 	f.StringVar(&o.backend, "backend", "auto", "auto, ring (TCP) or nccl (GPUs)")
-	f.StringVar(&o.bucketCap, "bucket-cap-mb", "", "bucket size in MiB: a number, or a list such as 1,4,25 whose last value repeats (default: an eighth of the model, at most 25, so that there are at least 8 buckets)")
+	f.StringVar(&o.bucketCap, "bucket-cap-mb", "", "bucket size in MiB: a number, or a list such as 1,4,25 whose last value repeats (default: a sixteenth of the model, at most 25, and less where that gives fewer than 8 buckets: at least 8)")
 	f.Float64Var(&c.FirstBucketMB, "first-bucket-mb", 0, "size of the first bucket in MiB (default: the cap)")
 	f.Float64Var(&c.LastBucketMB, "last-bucket-mb", 0, "size of the last bucket, the one that can't be hidden, in MiB (default: the cap)")
 
 	f.IntVar(&c.EvalEvery, "eval-every", 250, "steps between evaluations on all of the validation part")
+	f.IntVar(&c.CheckpointEvery, "checkpoint-every", 250, "steps between checkpoints in DIR/checkpoint of --out; the last step and the best evaluations get one, too; 0 for none")
+	f.IntVar(&c.Keep, "keep", 2, "checkpoints that stay, besides the best")
+	f.StringVar(&c.Resume, "resume", "", "checkpoint, or run, to continue; auto: what --out holds, or a fresh start where that is nothing")
+	f.StringVar(&c.InitFrom, "init-from", "", "model.safetensors of Hugging Face's GPT-2 with the initial parameters; of more positions than --block the first are used")
 	f.StringVar(&c.Timeline, "timeline", "", "file for a timeline of all ranks, the last 32768 slices of each: opens in ui.perfetto.dev; \"train timeline FILE\" explains it")
 	f.IntVar(&c.SampleTokens, "sample", 200, "tokens to generate at the end; 0 for none")
 	f.BoolVar(&o.json, "json", false, "print one JSON object per line instead of text")
@@ -91,7 +96,7 @@ func (o *options) resolve(cmd *cobra.Command) error {
 	if !given("min-lr") {
 		c.MinLR = c.LR / 10
 	}
-	for name, n := range map[string]int{"steps": c.Steps, "grad-accum": c.GradAccum, "eval-every": c.EvalEvery} {
+	for name, n := range map[string]int{"steps": c.Steps, "grad-accum": c.GradAccum, "eval-every": c.EvalEvery, "keep": c.Keep} {
 		if n < 1 {
 			return fmt.Errorf("--%s %d: must be at least 1", name, n)
 		}
@@ -99,6 +104,13 @@ func (o *options) resolve(cmd *cobra.Command) error {
 	if !slices.Contains([]string{"auto", "ring", "nccl"}, o.backend) {
 		return fmt.Errorf("--backend %q: there are auto, ring and nccl", o.backend)
 	}
+	if c.Resume == trainer.ResumeAuto && o.out == "" {
+		return errors.New("--resume auto looks for checkpoints in --out, which isn't given")
+	}
+	if o.out == "" && c.Resume != "" {
+		o.out = trainer.OutOf(c.Resume)
+	}
+	c.Out = o.out
 	c.BucketCapMB, err = parseCaps(o.bucketCap)
 	return err
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/tandem-go/tandem"
 	"github.com/tandem-go/tandem/data"
 	"github.com/tandem-go/tandem/launch"
+	"github.com/tandem-go/tandem/rendezvous"
 	"github.com/tandem-go/tandem/trainer"
 )
 
@@ -87,6 +88,13 @@ func (o *options) run(cmd *cobra.Command) error {
 		Launch: launch.Options{Args: args, Dir: o.out, Stdout: out, Ranks: []int{0}, Passthrough: true},
 	}, func(ctx context.Context, g *tandem.Group) error { return o.rank(ctx, g, out) })
 	return errors.Join(err, closeOut())
+}
+
+// startsRanks says that this process is no rank of somebody else's, so that what
+// rank 0 will read can be looked at here.
+func startsRanks() bool {
+	e, err := rendezvous.FromEnv(os.LookupEnv)
+	return err == nil && e.Source == rendezvous.SourceNone
 }
 
 // findText settles on Newton's Opticks when no text was given.

@@ -63,6 +63,12 @@ func (r *reporter) start(i *trainer.Info, text, out string) {
 	fmt.Fprintf(r.out, "model: %s parameters, vocabulary of %d; %d buckets with a cap of %.2f MiB; %d tokens a step\n",
 		thousands(float64(i.Params)), i.Vocab, i.Buckets, i.BucketCap, i.TokensStep)
 	fmt.Fprintf(r.out, "text: %s\nout: %s\n", text, out)
+	if i.Resumed != "" {
+		fmt.Fprintf(r.out, "resumed: %s, after step %d\n", i.Resumed, i.Step)
+	}
+	for _, n := range i.Notes {
+		fmt.Fprintf(r.out, "note: %s\n", n)
+	}
 }
 
 func (r *reporter) encode(v any) {

@@ -60,7 +60,7 @@ var imports = map[string][]string{
 	"models/gpt2mini/infer":  {"models/gpt2mini", "internal/simd"},
 	"models/gpt2mini/hf":     {"models/gpt2mini", "checkpoint", "internal/simd"},
 	"":                       {"cpu", "ring", "comm", "device", "rendezvous", "launch", "internal/auth"},
-	"trainer": {"", "ddp", "engine", "models/gpt2mini", "data", "checkpoint", "optim", "trace",
+	"trainer": {"", "ddp", "engine", "models/gpt2mini", "models/gpt2mini/hf", "models/gpt2mini/infer", "data", "checkpoint", "optim", "trace",
 		"comm", "device", "bucket", "overlap"},
 	"bench":     {"", "ddp", "models/gpt2mini", "optim", "overlap", "comm", "device", "bucket", "internal/netns"},
 	"cmd/train": {"*"},
