@@ -216,4 +216,3 @@ func allFinite(b []byte) bool {
 
 // milliseconds is d as metrics have it.
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
-
