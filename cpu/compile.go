@@ -32,6 +32,17 @@ var compilers = map[device.Kind]compiler{
 	device.BatchedMatMul: {signature{in: types(f32, f32), out: types(f32), accumulates: true}, compileBatchedMatMul},
 	device.ColSum:        {signature{in: types(f32), out: types(f32), accumulates: true}, compileColSum},
 
+	device.Strided:     {signature{in: types(anyType), out: types(anyType)}, compileStrided},
+	device.StridedGrad: {signature{in: types(anyType), out: types(anyType)}, compileStridedGrad},
+	device.Concat:      {signature{in: types(anyType), variadic: true, out: types(anyType)}, compileConcat},
+	device.Gather:      {signature{in: types(f32, i64), out: types(f32)}, compileGather},
+	device.Reduce:      {signature{in: types(f32), out: types(f32)}, compileReduce},
+
+	device.Softmax:        {signature{in: types(f32), out: types(f32)}, compileSoftmax},
+	device.LogSoftmax:     {signature{in: types(f32), out: types(f32)}, compileSoftmax},
+	device.SoftmaxGrad:    {signature{in: types(f32, f32), out: types(f32)}, compileSoftmaxGrad},
+	device.LogSoftmaxGrad: {signature{in: types(f32, f32), out: types(f32)}, compileSoftmaxGrad},
+
 	device.Binary:   {signature{in: types(f32, f32), out: types(f32)}, compileBinary},
 	device.Unary:    {signature{in: types(f32), out: types(f32)}, compileUnary},
 	device.GELU:     {signature{in: types(f32), out: types(f32)}, compileGELU},
@@ -65,7 +76,11 @@ type signature struct {
 	in, state, out []dtype.Type
 	optional       int  // how many of the last inputs may be missing
 	accumulates    bool // the kind honours Attr.Accumulate
+	variadic       bool // the last input may come any number of times
 }
+
+// input is the type that input i must have.
+func (s signature) input(i int) dtype.Type { return s.in[min(i, len(s.in)-1)] }
 
 // anyType stands for every valid type.
 const anyType = dtype.Invalid
@@ -76,7 +91,7 @@ func (s signature) check(op device.Op) error {
 	if op.Attr.Accumulate && !s.accumulates {
 		return fmt.Errorf("the kind doesn't accumulate: %w", device.ErrUnsupported)
 	}
-	if n := len(op.In); n > len(s.in) || n < len(s.in)-s.optional {
+	if n := len(op.In); n > len(s.in) && !s.variadic || n < len(s.in)-s.optional {
 		return fmt.Errorf("%d inputs, want %d", n, len(s.in))
 	}
 	if len(op.State) != len(s.state) {
@@ -86,7 +101,7 @@ func (s signature) check(op device.Op) error {
 		return fmt.Errorf("%d outputs, want %d", len(op.Out), len(s.out))
 	}
 	for i, t := range op.In {
-		if err := checkType("input", i, t, s.in[i]); err != nil {
+		if err := checkType("input", i, t, s.input(i)); err != nil {
 			return err
 		}
 	}

@@ -82,8 +82,52 @@ func binaryFunc(k *simd.Kernels, f device.Func) func(dst, a, b []float32) {
 		return k.Mul
 	case device.Div:
 		return k.Div
+	case device.Greater:
+		return greater
+	case device.Less:
+		return func(dst, a, b []float32) { greater(dst, b, a) }
+	case device.AtLeast:
+		return atLeast
+	case device.AtMost:
+		return func(dst, a, b []float32) { atLeast(dst, b, a) }
+	case device.Equal:
+		return func(dst, a, b []float32) { equal(dst, a, b, 1, 0) }
+	case device.Differ:
+		return func(dst, a, b []float32) { equal(dst, a, b, 0, 1) }
 	}
 	return nil
+}
+
+// The comparisons, as IEEE 754 has them: NaN is neither greater nor equal.
+
+func greater(dst, a, b []float32) {
+	for i, x := range a {
+		v := float32(0)
+		if x > b[i] {
+			v = 1
+		}
+		dst[i] = v
+	}
+}
+
+func atLeast(dst, a, b []float32) {
+	for i, x := range a {
+		v := float32(0)
+		if x >= b[i] {
+			v = 1
+		}
+		dst[i] = v
+	}
+}
+
+func equal(dst, a, b []float32, yes, no float32) {
+	for i, x := range a {
+		v := no
+		if x == b[i] {
+			v = yes
+		}
+		dst[i] = v
+	}
 }
 
 func compileBinary(d *Device, op device.Op) (program, error) {

@@ -89,3 +89,8 @@ func copyBytes(dst, src []byte) {
 	}
 	copy(dst, src)
 }
+
+// raw sees elements as memory.
+func raw(s []float32) []byte {
+	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), 4*len(s))
+}

@@ -205,8 +205,3 @@ func near(t *rapid.T, what string, got []float32, want []float64, tol float64) {
 		}
 	}
 }
-
-// unsafeBytes is the memory of s itself.
-func unsafeBytes(s []float32) []byte {
-	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(s))), 4*len(s))
-}

@@ -280,7 +280,7 @@ func TestWrap(t *testing.T) {
 	d := open(t, &Options{Threads: 1})
 	s := newStreamOf(t, d)
 	mem := make([]float32, 9)
-	b := unsafeBytes(mem)
+	b := raw(mem)
 	k := compile(t, d, device.Op{Kind: device.Fill, Attr: device.Attr{Alpha: 1}, Out: []device.Tensor{vector(8)}})
 	require.ErrorContains(t, s.Launch(k, []device.Buffer{Wrap(b[1:33])}), "not aligned")
 	require.NoError(t, s.Launch(k, []device.Buffer{Wrap(b[4:])}))

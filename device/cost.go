@@ -50,6 +50,8 @@ func Cost(op Op) (flops, bytes int64) {
 var flopsPerElement = map[Kind]int64{
 	Copy: 0, Fill: 0, ColSum: 1, Binary: 1, Unary: 1, Scale: 1, SumSquares: 2, ClipScale: 1,
 	LayerNorm: 7, LayerNormGradGamma: 5, LayerNormGradBeta: 0, LayerNormGradInput: 11,
+	Strided: 0, StridedGrad: 0, Concat: 0, Gather: 0, Reduce: 1,
+	Softmax: 5, LogSoftmax: 4, SoftmaxGrad: 4, LogSoftmaxGrad: 4,
 	GELU: 7, GELUGrad: 14, Dropout: 1, AdamW: 13, SGD: 6, CrossEntropy: 3, CrossEntropyGrad: 4,
 }
 

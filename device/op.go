@@ -29,8 +29,30 @@ const (
 	// ColSum: x (N, D) | | y (D), the sum over rows. Attr.Accumulate is honoured.
 	ColSum Kind = "col-sum"
 
-	// Binary: a, b | | y by Attr.Func (add, sub, mul, div). Shapes are equal, or
-	// one operand is a scalar (shape nil).
+	// Strided: x | | y of any one type. y's element (i0, i1, …) is x's element
+	// Attr.Offset + Σ ik·Attr.Strides[k], with a stride for each axis of y: a
+	// transposition, a slice, a repetition (stride 0). Nothing is negative.
+	Strided Kind = "strided"
+	// StridedGrad: dy | | dx of any one type. dx is zero, but for the elements
+	// that Strided would have read, which are dy's. No two of them coincide.
+	StridedGrad Kind = "strided-grad"
+	// Concat: x0, x1, … | | y of any one type, one behind the other along Attr.Axes[0].
+	Concat Kind = "concat"
+	// Gather: x (V, D), rows (N) | | y (N, D). Row n of y is row rows[n] of x; one
+	// outside [0, V) is an error of the stream. Its gradient is EmbeddingGradToken.
+	Gather Kind = "gather"
+	// Reduce: x | | y by Attr.Func (add, most) over Attr.Axes, which are ascending
+	// neighbours. y has the axes that are left.
+	Reduce Kind = "reduce"
+	// Softmax and LogSoftmax: x | | y of x's shape, along Attr.Axes[0].
+	Softmax    Kind = "softmax"
+	LogSoftmax Kind = "log-softmax"
+	// SoftmaxGrad and LogSoftmaxGrad: y, dy | | dx.
+	SoftmaxGrad    Kind = "softmax-grad"
+	LogSoftmaxGrad Kind = "log-softmax-grad"
+
+	// Binary: a, b | | y by Attr.Func (add, sub, mul, div, and the comparisons, which
+	// give 1 or 0). Shapes are equal, or one operand is a scalar (shape nil).
 	Binary Kind = "binary"
 	// Unary: x | | y by Attr.Func (neg, exp, log, sqrt, square, cube, tanh,
 	// sigmoid, inverse, relu).
@@ -120,15 +142,22 @@ const (
 	HyperLen     = 16   // length of the buffer in float32
 )
 
-// Func is the function of a Binary or Unary operation.
+// Func is the function of a Binary, Unary or Reduce operation.
 type Func string
 
-// The functions of Binary and Unary.
+// The functions of Binary, Unary and Reduce.
 const (
 	Add     Func = "add"
 	Sub     Func = "sub"
 	Mul     Func = "mul"
 	Div     Func = "div"
+	Most    Func = "most" // the greater one
+	Greater Func = "greater"
+	Less    Func = "less"
+	AtLeast Func = "at-least"
+	AtMost  Func = "at-most"
+	Equal   Func = "equal"
+	Differ  Func = "differ"
 	Neg     Func = "neg"
 	Exp     Func = "exp"
 	Log     Func = "log"
@@ -154,6 +183,8 @@ type Attr struct {
 	P              float32
 	Heads, Seq     int
 	Salt           int64
+	Axes, Strides  []int
+	Offset         int
 }
 
 // Tensor is the type of an argument. A nil Shape is a scalar: one element.

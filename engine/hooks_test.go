@@ -95,8 +95,8 @@ func TestHooksLieAroundTheWorkTheyAreAbout(t *testing.T) {
 		copy copy copy record
 		read_w1 matmul last_w1 unary
 		read_w2 matmul
-		matmul matmul do do record
-		record do do matmul matmul
+		matmul matmul strided strided record
+		record strided-grad strided-grad matmul matmul
 		matmul last_w2 write_w2 matmul ready_w2
 		binary binary binary write_w1 matmul ready_w1`), underscored(rec.log), r.Explain())
 	require.Equal(t, []int{1, 0}, r.Order())

@@ -21,7 +21,10 @@ const (
 	linBatched
 )
 
-var binaryFuncs = map[string]device.Func{"+": device.Add, "-": device.Sub, "⊙": device.Mul, "÷": device.Div}
+var binaryFuncs = map[string]device.Func{
+	"+": device.Add, "-": device.Sub, "⊙": device.Mul, "÷": device.Div,
+	">": device.Greater, "<": device.Less, ">=": device.AtLeast, "<=": device.AtMost, "==": device.Equal, "!=": device.Differ,
+}
 
 var unaryFuncs = map[string]device.Func{
 	"neg": device.Neg, "exp": device.Exp, "ln": device.Log, "sqrt": device.Sqrt, "square": device.Square,
@@ -113,13 +116,11 @@ func describe(v *value) (op device.Op, in []*value, ok bool) {
 		}
 		return device.Op{Kind: device.Unary, Attr: device.Attr{Func: f}, In: []device.Tensor{v.in[0].t}, Out: []device.Tensor{v.t}}, v.in, true
 	case "gorgonia.sumOp":
-		along, ok := fieldsOf(v.op).numbers("along")
-		if !ok || !slices.Equal(along, []int{0}) || len(v.in) != 1 || len(v.in[0].t.Shape) != 2 {
-			return device.Op{}, nil, false
-		}
-		return device.Op{Kind: device.ColSum, In: []device.Tensor{v.in[0].t}, Out: []device.Tensor{v.t}}, v.in, true
+		return describeReduction(v, device.Add)
+	case "gorgonia.maxOp":
+		return describeReduction(v, device.Most)
 	}
-	return device.Op{}, nil, false
+	return describeShape(v)
 }
 
 func describeBinary(v *value) (device.Op, []*value, bool) {
