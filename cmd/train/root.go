@@ -44,7 +44,7 @@ numbers of ranks train alike.`,
 	}
 	o.addFlags(cmd.Flags())
 	cmd.Flags().SortFlags = false
-	cmd.AddCommand(newBench(), newData(), newTimeline())
+	cmd.AddCommand(newSample(stop), newBench(), newData(), newTimeline())
 	return cmd
 }
 
