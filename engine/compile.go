@@ -118,7 +118,7 @@ func (p *Plan) check(loss *gorgonia.Node) error {
 	if !loss.IsScalar() || gr.loss.t.Type != dtype.Float32 && gr.loss.t.Type != dtype.Float64 {
 		return fmt.Errorf("engine: the loss %s is %v, not a float scalar", gr.loss.name(), gr.loss.t)
 	}
-	return f.unreached()
+	return f.refuseUnreached()
 }
 
 // differentiate adds the gradients to the graph, if they aren't there, and

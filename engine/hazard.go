@@ -155,13 +155,11 @@ func differentiable(v *value) (d []bool, err error) {
 	return d, nil
 }
 
-// unreached names the parameters that the loss doesn't depend on.
-func (f *forward) unreached() error {
+// refuseUnreached names the parameters that the loss doesn't depend on.
+func (f *forward) refuseUnreached() error {
 	var names []string
-	for _, n := range f.gr.params {
-		if v := f.gr.byID[n.ID()]; v == nil || !f.toLoss[v] {
-			names = append(names, fmt.Sprintf("%q", n.Name()))
-		}
+	for _, i := range f.unreached() {
+		names = append(names, fmt.Sprintf("%q", f.gr.params[i].Name()))
 	}
 	if names == nil {
 		return nil
