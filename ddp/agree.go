@@ -41,10 +41,13 @@ func (d *DDP) consent(ctx context.Context, s device.Stream, refused error) error
 
 // compareAll compares options and layouts of all ranks.
 func (d *DDP) compareAll(ctx context.Context, s device.Stream) error {
-	err := d.compare(ctx, s, "options", []byte(d.opts.signature(d.lossType())), func(a, b []byte) string {
+	err := d.compare(ctx, s, "options", []byte(d.opts.signature(lossType(d.plan))), func(a, b []byte) string {
 		return fmt.Sprintf("%s, not %s", a, b)
 	})
 	if err != nil {
+		return err
+	}
+	if err := d.compareBranches(ctx, s); err != nil {
 		return err
 	}
 	return d.compare(ctx, s, "layout", d.layout.Encode(), func(a, b []byte) string {
@@ -57,12 +60,19 @@ func (d *DDP) compareAll(ctx context.Context, s device.Stream) error {
 	})
 }
 
-// lossType is the element type of the loss, which the plan's buffer shows.
-func (d *DDP) lossType() dtype.Type {
-	if d.plan.LossBuffer().Len() == dtype.Float64.Size() {
-		return dtype.Float64
+// compareBranches compares the graphs where there are several; of one alone the
+// layout says all there is to agree on.
+func (d *DDP) compareBranches(ctx context.Context, s device.Stream) error {
+	mine, err := d.describeBranches()
+	if err != nil {
+		return err
 	}
-	return dtype.Float32
+	if len(d.branches) == 1 && !d.opts.FindUnused {
+		mine = nil
+	}
+	return d.compare(ctx, s, "set of graphs", mine, func(a, b []byte) string {
+		return fmt.Sprintf("gradients in the order %s, not %s", a, b)
+	})
 }
 
 // compare fails on every rank when mine is not the same everywhere: hashes

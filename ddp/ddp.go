@@ -73,6 +73,15 @@ type Options struct {
 	Caps bucket.Caps
 	// Outputs are further nodes whose values are bound after each Step.
 	Outputs gorgonia.Nodes
+	// Graphs are further graphs of the same model, such as its conditional
+	// branches: StepGraph picks one for each step, and ranks may pick different
+	// ones. Parameters are matched by name and live in one place. What no graph
+	// of a step uses on any rank keeps its value, moments and gradient.
+	Graphs []Graph
+	// FindUnused leaves parameters that a loss doesn't reach out of its graph,
+	// instead of refusing them by name. They are then unused there, as those that
+	// other Graphs have.
+	FindUnused bool
 	// Optimizer, if set, updates the parameters within Step; they must be float32.
 	Optimizer optim.Rule
 	// Schedule gives the learning rate of each step for Optimizer. nil means
@@ -131,8 +140,8 @@ func (o *Options) validate() (Options, error) {
 
 // signature is what must agree between ranks, besides the layout.
 func (o *Options) signature(lossType fmt.Stringer) string {
-	return fmt.Sprintf("optimizer %#v, max norm %v, norm %v, weighted %v, loss %v, check params %d",
-		o.Optimizer, o.MaxNorm, o.Norm, o.Weighted, lossType, o.CheckParams)
+	return fmt.Sprintf("optimizer %#v, max norm %v, norm %v, weighted %v, loss %v, check params %d, find unused %v",
+		o.Optimizer, o.MaxNorm, o.Norm, o.Weighted, lossType, o.CheckParams, o.FindUnused)
 }
 
 // DDP is one rank's replica of a model. Its methods are called from one
@@ -145,14 +154,18 @@ type DDP struct {
 	log    *slog.Logger
 	watch  *watchdog
 
-	nodes  gorgonia.Nodes
-	plan   *engine.Plan
-	layout *bucket.Layout
-	caps   bucket.Caps
-	red    *overlap.Reducer
-	opt    *optim.Optimizer // nil: external
-	norm   *optim.Norm      // nil: not computed
-	ready  func(int) error  // made once: a method value allocates
+	nodes    gorgonia.Nodes
+	branches []*branch    // one a graph
+	branch   *branch      // the graph that runs, or ran last
+	plan     *engine.Plan // its plan
+	order    []int        // production order of all gradients
+	layout   *bucket.Layout
+	caps     bucket.Caps
+	red      *overlap.Reducer
+	opt      *optim.Optimizer // nil: external
+	norm     *optim.Norm      // nil: not computed
+	ready    func(int) error  // the branch's
+	usage    usage
 
 	params, grads []device.Buffer // by bucket
 	paramBufs     []device.Buffer // by parameter

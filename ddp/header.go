@@ -26,7 +26,9 @@ const (
 	laneLoss                 // weighted sum of the losses of the micro-steps before it
 	laneBad                  // 1 + the first parameter whose gradient was not finite in one of those, or 0
 	laneHash                 // checksum of the parameters, where one is due
-	lanes        = 16
+	// lanes is the number of those above, rounded up; the bitmap of used
+	// parameters follows.
+	lanes = 16
 )
 
 // Values of laneJoin.
@@ -53,15 +55,17 @@ type header struct {
 	out, in   []byte // the same, as the host sees them
 	done      device.Event
 	ranks     int
+	lanes     int
 }
 
-func newHeader(dev device.Device, c comm.Communicator) (header, error) {
-	h := header{ranks: c.Size()}
+// newHeader allocates a header with more lanes than the fixed ones.
+func newHeader(dev device.Device, c comm.Communicator, more int) (header, error) {
+	h := header{ranks: c.Size(), lanes: lanes + more}
 	var err error
-	if h.mine, h.out, err = hostMemory(c, 8*lanes); err != nil {
+	if h.mine, h.out, err = hostMemory(c, 8*h.lanes); err != nil {
 		return h, err
 	}
-	if h.all, h.in, err = hostMemory(c, 8*lanes*c.Size()); err != nil {
+	if h.all, h.in, err = hostMemory(c, 8*h.lanes*c.Size()); err != nil {
 		return h, err
 	}
 	h.done, err = dev.NewEvent()
@@ -87,7 +91,7 @@ func (h *header) set(l lane, v float64) {
 
 // get is what rank r said.
 func (h *header) get(r int, l lane) float64 {
-	return math.Float64frombits(binary.NativeEndian.Uint64(h.in[8*(r*lanes+int(l)):]))
+	return math.Float64frombits(binary.NativeEndian.Uint64(h.in[8*(r*h.lanes+int(l)):]))
 }
 
 // sum adds a lane over all ranks, in order.

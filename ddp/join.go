@@ -79,6 +79,7 @@ func (d *DDP) follow() (active int, err error) {
 		return 0, err
 	}
 	d.scaling.total, d.scaling.last, d.scaling.loss, d.scaling.unit = 0, 0, 0, 0
+	clear(d.usage.used)
 	if err := d.sendHeader(); err != nil {
 		return 0, err
 	}
@@ -105,10 +106,17 @@ func (d *DDP) contributeZeros() error {
 			return err
 		}
 	}
+	if d.usage.on {
+		for p := range d.layout.Params {
+			if err := d.saveAndZero(p); err != nil {
+				return err
+			}
+		}
+	}
 	if err := d.zeroGradients(); err != nil {
 		return err
 	}
-	for _, p := range d.plan.Order() {
+	for _, p := range d.order {
 		if err := d.red.LastRead(p); err != nil {
 			return err
 		}

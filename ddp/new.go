@@ -12,7 +12,6 @@ import (
 	"github.com/tandem-go/tandem/comm"
 	"github.com/tandem-go/tandem/cpu"
 	"github.com/tandem-go/tandem/device"
-	"github.com/tandem-go/tandem/engine"
 	"github.com/tandem-go/tandem/optim"
 	"github.com/tandem-go/tandem/overlap"
 )
@@ -115,27 +114,19 @@ func (d *DDP) openDevice() (err error) {
 	return nil
 }
 
-// compile makes the plan and the layout.
+// compile makes the plans and the layout.
 func (d *DDP) compile(loss *gorgonia.Node) error {
-	if len(d.nodes) == 0 {
-		return errors.New("no parameter to train")
-	}
-	var err error
-	d.plan, err = engine.Compile(d.dev, loss, d.nodes, &engine.Options{Logger: d.log, Outputs: d.opts.Outputs})
+	ps, err := d.compileAll(loss)
 	if err != nil {
 		return err
 	}
-	var ps []bucket.Param
-	for _, p := range d.plan.Params() {
-		ps = append(ps, bucket.Param{Name: p.Name, Shape: p.Shape, Type: p.Type})
-		if !p.Type.Float() {
-			return fmt.Errorf("parameter %q is %v; only floating-point parameters can be averaged", p.Name, p.Type)
-		}
+	for _, b := range d.branches {
+		d.usage.on = d.usage.on || len(b.others) > 0
 	}
-	if d.caps, err = d.opts.Caps.Resolve(ps, d.plan.Order()); err != nil {
+	if d.caps, err = d.opts.Caps.Resolve(ps, d.order); err != nil {
 		return err
 	}
-	d.layout, err = bucket.Assign(ps, d.plan.Order(), d.opts.Caps)
+	d.layout, err = bucket.Assign(ps, d.order, d.opts.Caps)
 	return err
 }
 
@@ -156,10 +147,10 @@ func (d *DDP) allocate() error {
 			*a.each = append(*a.each, (*a.buckets)[s.Bucket].Slice(s.Offset, s.Bytes))
 		}
 	}
-	if err := d.plan.BindParams(d.paramBufs); err != nil {
+	if err := d.bindBranches(); err != nil {
 		return err
 	}
-	if err := d.plan.BindGrads(d.gradBufs); err != nil {
+	if err := d.prepareUsage(); err != nil {
 		return err
 	}
 	return d.makeValueGrads()
@@ -169,7 +160,7 @@ func (d *DDP) allocate() error {
 func (d *DDP) wire(stream device.Stream) error {
 	cfg := overlap.Config{
 		Device: d.dev, Comm: d.comm, Layout: d.layout, CommStream: stream, Grads: d.grads,
-		Agree: d.agree, Prepare: d.prepare, Whole: d.opts.MaxNorm > 0,
+		Agree: d.agree, Prepare: d.prepare, After: d.restore, Whole: d.opts.MaxNorm > 0,
 	}
 	var hyper device.Buffer
 	if d.opts.Optimizer != nil {
@@ -196,8 +187,7 @@ func (d *DDP) wire(stream device.Stream) error {
 	if d.red, err = overlap.New(cfg); err != nil {
 		return err
 	}
-	d.ready = d.red.Ready
-	d.plan.BindHooks(engine.Hooks{Read: d.red.Read, Write: d.red.Write, LastRead: d.red.LastRead})
+	d.hookBranches()
 	if d.opts.Weighted {
 		if err := d.prepareScaling(); err != nil {
 			return err
@@ -208,10 +198,10 @@ func (d *DDP) wire(stream device.Stream) error {
 
 // exchanges prepares the small collectives and the events of a step.
 func (d *DDP) exchanges() (err error) {
-	if d.header, err = newHeader(d.dev, d.comm); err != nil {
+	if d.header, err = newHeader(d.dev, d.comm, d.usageLanes()); err != nil {
 		return err
 	}
-	if d.loss, err = newLossExchange(d.dev, d.comm, d.lossType()); err != nil {
+	if d.loss, err = newLossExchange(d.dev, d.comm, lossType(d.plan)); err != nil {
 		return err
 	}
 	for _, e := range []*device.Event{&d.begin, &d.end, &d.clipped} {
@@ -242,7 +232,7 @@ func (d *DDP) announce() {
 	if d.opts.MaxNorm > 0 {
 		d.log.Info("ddp: clipping needs the whole gradient: updates wait for the last bucket", "rank", d.Rank(), "max_norm", d.opts.MaxNorm)
 	}
-	for _, p := range d.plan.Params() {
+	for _, p := range d.branches[0].plan.Params() {
 		if !p.OwnGrad {
 			d.log.Warn("ddp: the parameter's gradient node is not its own: use ValueGrads, not its Grad()", "rank", d.Rank(), "parameter", p.Name)
 		}

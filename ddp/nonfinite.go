@@ -42,7 +42,7 @@ func (e *NonFiniteError) Error() string {
 func (d *DDP) nonFinite() error {
 	bad := -1
 	if d.norm != nil {
-		bad = d.norm.NonFinite(d.plan.Order())
+		bad = d.norm.NonFinite(d.order)
 	}
 	if bad < 0 && finite(d.stats.Loss) {
 		return nil
@@ -111,6 +111,9 @@ func (d *DDP) rerun() error {
 	if err := d.red.Begin(d.watch, false, d.schedule); err != nil {
 		return err
 	}
+	if err := d.startUsage(); err != nil {
+		return err
+	}
 	d.plan.Accumulate(false)
 	if err := d.plan.Run(d.red.Compute(), d.ready); err != nil {
 		return err
@@ -148,7 +151,7 @@ func (d *DDP) gatherIndex(mine int) ([]int, error) {
 // firstNonFinite is the first parameter, in production order, whose gradient
 // memory holds a NaN or an infinity; -1 when none does.
 func (d *DDP) firstNonFinite() int {
-	for _, p := range d.plan.Order() {
+	for _, p := range d.order {
 		b, ok := d.gradBufs[p].HostBytes()
 		if !ok {
 			continue

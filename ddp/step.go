@@ -21,9 +21,11 @@ import (
 //
 // When ctx ends, or its time is over, the group is aborted on all ranks.
 func (d *DDP) Step(ctx context.Context) error {
-	if err := d.usable(); err != nil {
-		return err
-	}
+	return d.StepGraph(ctx, 0)
+}
+
+// step1 is a step or a micro-step on the graph in use.
+func (d *DDP) step1(ctx context.Context) error {
 	d.watch.start(ctx, d.opts.Timeout)
 	defer d.watch.stop()
 	err := d.run()
@@ -52,6 +54,7 @@ func (d *DDP) run() error {
 	if err := d.weigh(); err != nil {
 		return err
 	}
+	d.usage.count(d.branch, d.micro == 0)
 	if sync {
 		if err := d.sendHeader(); err != nil {
 			return err
@@ -91,6 +94,7 @@ func (d *DDP) sendHeader() error {
 	h.set(laneLoss, d.scaling.loss)
 	h.set(laneBad, d.bad)
 	h.set(laneHash, d.hash)
+	d.sendUsage()
 	return h.exchange(d.comm, d.red.Comm())
 }
 
@@ -99,6 +103,9 @@ func (d *DDP) sendHeader() error {
 func (d *DDP) compute() error {
 	s := d.red.Compute()
 	if err := s.Record(d.begin); err != nil {
+		return err
+	}
+	if err := d.startUsage(); err != nil {
 		return err
 	}
 	d.plan.Accumulate(d.micro > 0)
@@ -146,6 +153,7 @@ func (d *DDP) agree() (comm.Op, error) {
 	if d.opt != nil {
 		d.opt.Begin(h.get(h.active(), laneLR))
 	}
+	d.agreeUsage()
 	d.stopped = h.sum(laneStop) > 0
 	if err := d.sendLoss(); err != nil {
 		return 0, err

@@ -15,17 +15,24 @@ import (
 // on the order in which they were reduced.
 type Norm struct {
 	layout  *bucket.Layout
-	sums    [][]launch // by bucket, one for each parameter
+	sums    [][]square // by bucket, one for each parameter with elements
+	skipped []bool     // by parameter; nil: none
 	clip    launch
 	squares []byte // one float64 for each parameter, as the host sees them
 	hyper   []byte
+}
+
+// square is the square sum of one parameter's gradient.
+type square struct {
+	param int
+	launch
 }
 
 // NewNorm prepares the norm of float32 gradients that lie in grads, one buffer
 // for each bucket. hyper is where the norm and the clip factor are written:
 // Optimizer.Hyper, or nil for memory of its own.
 func NewNorm(dev device.Device, layout *bucket.Layout, grads []device.Buffer, hyper device.Buffer) (*Norm, error) {
-	n := &Norm{layout: layout, sums: make([][]launch, len(layout.Buckets))}
+	n := &Norm{layout: layout, sums: make([][]square, len(layout.Buckets))}
 	var err error
 	if hyper == nil {
 		if hyper, err = dev.Alloc(4 * device.HyperLen); err != nil {
@@ -74,14 +81,18 @@ func (n *Norm) addSum(dev device.Device, grads []device.Buffer, squares device.B
 		return fmt.Errorf("optim: cannot compile the square sum of %q: %w", param.Name, err)
 	}
 	args := []device.Buffer{grads[slot.Bucket].Slice(slot.Offset, slot.Bytes), squares.Slice(8*p, 8)}
-	n.sums[slot.Bucket] = append(n.sums[slot.Bucket], launch{k, args})
+	n.sums[slot.Bucket] = append(n.sums[slot.Bucket], square{p, launch{k, args}})
 	return nil
 }
 
 // Squares enqueues the square sums of the gradients of bucket k.
 func (n *Norm) Squares(s device.Stream, k int) error {
 	for i := range n.sums[k] {
-		if err := s.Launch(n.sums[k][i].kernel, n.sums[k][i].args); err != nil {
+		q := &n.sums[k][i]
+		if n.skipped != nil && n.skipped[q.param] {
+			continue
+		}
+		if err := s.Launch(q.kernel, q.args); err != nil {
 			return err
 		}
 	}

@@ -126,6 +126,8 @@ type Optimizer struct {
 	states  []string
 	moments [][]device.Buffer // by state, by bucket
 	updates [][]launch        // by bucket
+	single  []launch          // by parameter, made when one of its bucket is left out
+	skipped []bool            // by parameter; nil: none
 	t       int
 }
 
@@ -202,16 +204,19 @@ func (o *Optimizer) compile(kind device.Kind, k int) error {
 		if end == start {
 			continue // nothing but empty tensors
 		}
-		if err := o.add(kind, k, decay, start, end-start); err != nil {
+		l, err := o.update(kind, k, decay, start, end-start)
+		if err != nil {
 			return err
 		}
+		o.updates[k] = append(o.updates[k], l)
 	}
 	return nil
 }
 
 func (o *Optimizer) decays(param int) bool { return len(o.cfg.Layout.Params[param].Shape) >= 2 }
 
-func (o *Optimizer) add(kind device.Kind, k int, decay bool, offset, bytes int) error {
+// update compiles the update of a part of bucket k.
+func (o *Optimizer) update(kind device.Kind, k int, decay bool, offset, bytes int) (launch, error) {
 	flat := device.Tensor{Shape: []int{bytes / 4}, Type: dtype.Float32}
 	op := device.Op{
 		Kind: kind,
@@ -226,10 +231,9 @@ func (o *Optimizer) add(kind device.Kind, k int, decay bool, offset, bytes int) 
 	}
 	kernel, err := o.cfg.Device.Compile(op)
 	if err != nil {
-		return fmt.Errorf("optim: cannot compile the update of bucket %d: %w", k, err)
+		return launch{}, fmt.Errorf("optim: cannot compile the update of bucket %d: %w", k, err)
 	}
-	o.updates[k] = append(o.updates[k], launch{kernel, args})
-	return nil
+	return launch{kernel, args}, nil
 }
 
 // Begin sets the learning rate and counts the update that follows. No update
@@ -245,6 +249,9 @@ func (o *Optimizer) Begin(lr float64) {
 
 // Update enqueues the update of a bucket's parameters.
 func (o *Optimizer) Update(s device.Stream, k int) error {
+	if o.skipsSome(k) {
+		return o.updateOthers(s, k)
+	}
 	for i := range o.updates[k] {
 		l := &o.updates[k][i]
 		if err := s.Launch(l.kernel, l.args); err != nil {

@@ -71,6 +71,12 @@ type Config struct {
 	Agree func() (comm.Op, error)
 	// Prepare precedes the collective of a bucket on the comm stream.
 	Prepare func(s device.Stream, bucket int) error
+	// Reduce takes the place of the in-place all-reduce of a bucket, on the comm
+	// stream; op is what Agree has returned.
+	Reduce func(s device.Stream, bucket int, op comm.Op) error
+	// After follows the collective of a bucket on the comm stream; averages are
+	// complete when it is.
+	After func(s device.Stream, bucket int) error
 	// Reduced follows the collective of a bucket on the update stream.
 	Reduced func(s device.Stream, bucket int) error
 	// Update applies a bucket's averages to its parameters, on the update
@@ -264,6 +270,9 @@ func (r *Reducer) launch(k int) error {
 	if err := r.reduce(k); err != nil {
 		return err
 	}
+	if err := call(r.cfg.After, r.comm, k); err != nil {
+		return err
+	}
 	if err := r.comm.Record(e.done); err != nil {
 		return err
 	}
@@ -295,6 +304,9 @@ func (r *Reducer) agree(k int) error {
 func (r *Reducer) reduce(k int) error {
 	if r.schedule == NoComm {
 		return nil
+	}
+	if r.cfg.Reduce != nil {
+		return r.cfg.Reduce(r.comm, k, r.op)
 	}
 	g, t := r.cfg.Grads[k], r.cfg.Layout.Buckets[k].Type
 	return r.cfg.Comm.AllReduce(r.comm, g, g, t, r.op, comm.Tag{Name: "bucket", Bucket: k})

@@ -128,4 +128,40 @@ var mutants = []mutant{
 		New: "len(p) != len(first)",
 		Packages: []string{"./ddp"}, Run: "TestFingerprints",
 	},
+	{
+		Name: "what no rank used loses its gradient", File: "ddp/unused.go",
+		Old: "\t\tif d.usage.unused[p] {",
+		New: "\t\tif d.usage.unused[p] && k < 0 {",
+		Packages: []string{"./ddp"}, Run: "TestBranches",
+	},
+	{
+		Name: "old gradients of an unused parameter are averaged", File: "ddp/unused.go",
+		Old: "return s.Launch(u.zero[p], u.zeroArg[p])",
+		New: "return nil",
+		Packages: []string{"./ddp"}, Run: "TestBranches",
+	},
+	{
+		Name: "unused parameters are updated", File: "ddp/unused.go",
+		Old: "d.opt.Skip(skip)",
+		New: "d.opt.Skip(nil)",
+		Packages: []string{"./ddp"}, Run: "TestOptimizerSkips",
+	},
+	{
+		Name: "unused parameters count in the norm", File: "ddp/unused.go",
+		Old: "d.norm.Skip(skip)",
+		New: "d.norm.Skip(nil)",
+		Packages: []string{"./ddp"}, Run: "TestOptimizerSkips",
+	},
+	{
+		Name: "each rank goes by its own bitmap", File: "ddp/unused.go",
+		Old: "for r := range d.header.ranks {",
+		New: "for r := d.Rank(); r <= d.Rank(); r++ {",
+		Packages: []string{"./ddp"}, Run: "TestBranches",
+	},
+	{
+		Name: "what a later micro-step lacks is zeroed", File: "ddp/unused.go",
+		Old: "\t\tif d.micro > 0 {",
+		New: "\t\tif d.micro < 0 {",
+		Packages: []string{"./ddp"}, Run: "TestBranches",
+	},
 }
