@@ -2,6 +2,7 @@ package cpu
 
 import (
 	"fmt"
+	"math"
 
 	"github.com/tandem-go/tandem/device"
 	"github.com/tandem-go/tandem/internal/simd"
@@ -98,35 +99,43 @@ func binaryFunc(k *simd.Kernels, f device.Func) func(dst, a, b []float32) {
 	return nil
 }
 
-// The comparisons, as IEEE 754 has them: NaN is neither greater nor equal.
+// The comparisons, as IEEE 754 has them: NaN is neither greater nor equal. What
+// they choose between are bits, so that the compiler needs no branch, which data
+// would mispredict.
+
+const bitsOfOne = 0x3f800000
 
 func greater(dst, a, b []float32) {
+	dst, b = dst[:len(a)], b[:len(a)]
 	for i, x := range a {
-		v := float32(0)
+		v := uint32(0)
 		if x > b[i] {
-			v = 1
+			v = bitsOfOne
 		}
-		dst[i] = v
+		dst[i] = math.Float32frombits(v)
 	}
 }
 
 func atLeast(dst, a, b []float32) {
+	dst, b = dst[:len(a)], b[:len(a)]
 	for i, x := range a {
-		v := float32(0)
+		v := uint32(0)
 		if x >= b[i] {
-			v = 1
+			v = bitsOfOne
 		}
-		dst[i] = v
+		dst[i] = math.Float32frombits(v)
 	}
 }
 
 func equal(dst, a, b []float32, yes, no float32) {
+	dst, b = dst[:len(a)], b[:len(a)]
+	y, n := math.Float32bits(yes), math.Float32bits(no)
 	for i, x := range a {
-		v := no
+		v := n
 		if x == b[i] {
-			v = yes
+			v = y
 		}
-		dst[i] = v
+		dst[i] = math.Float32frombits(v)
 	}
 }
 

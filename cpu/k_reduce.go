@@ -35,19 +35,36 @@ func newFold(shape, axes []int) (fold, error) {
 
 // sumLanes is how many sums run side by side over a row, so that the order of
 // additions is the same on every instruction set.
-const sumLanes = 64
+const sumLanes = 32
 
-// rowSum adds x up: lanes of a piece in float32, the rest in float64.
-func rowSum(k *simd.Kernels, x []float32) float64 {
+// rowSums adds rows up on any thread.
+type rowSums struct {
+	simd  *simd.Kernels
+	lanes [][]float32 // of each thread
+}
+
+func newRowSums(d *Device) rowSums {
+	r := rowSums{simd: d.simd}
+	for range d.opts.Threads {
+		r.lanes = append(r.lanes, make([]float32, sumLanes))
+	}
+	return r
+}
+
+// sum adds x up on thread t: lanes of a piece in float32, the rest in float64.
+func (r *rowSums) sum(t int, x []float32) float64 {
 	var sum float64
-	var lanes [sumLanes]float32
+	lanes := r.lanes[t]
 	for len(x) >= sumLanes {
 		n := min(len(x), chunkElems) / sumLanes
-		clear(lanes[:])
-		k.ColSum(lanes[:], x, n, sumLanes)
-		for _, v := range lanes {
-			sum += float64(v)
+		clear(lanes)
+		r.simd.ColSum(lanes, x, n, sumLanes)
+		var a, b, c, d float64 // four chains of additions
+		for i := 0; i < sumLanes; i += 4 {
+			l := (*[4]float32)(lanes[i:])
+			a, b, c, d = a+float64(l[0]), b+float64(l[1]), c+float64(l[2]), d+float64(l[3])
 		}
+		sum += a + b + (c + d)
 		x = x[n*sumLanes:]
 	}
 	for _, v := range x {
@@ -59,7 +76,7 @@ func rowSum(k *simd.Kernels, x []float32) float64 {
 // reduceProgram is Reduce. Threads take results, or pieces of the only one.
 type reduceProgram struct {
 	fold
-	simd    *simd.Kernels
+	rowSums
 	most    bool
 	partial []float64 // of the pieces of a single result
 	width   int       // columns that a thread takes at once
@@ -72,7 +89,7 @@ func compileReduce(d *Device, op device.Op) (program, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := &reduceProgram{fold: f, simd: d.simd, most: op.Attr.Func == device.Most}
+	r := &reduceProgram{fold: f, rowSums: newRowSums(d), most: op.Attr.Func == device.Most}
 	if !r.most && op.Attr.Func != device.Add {
 		return nil, fmt.Errorf("reduction by %q: %w", op.Attr.Func, device.ErrUnsupported)
 	}
@@ -112,15 +129,15 @@ func (r *reduceProgram) run(p *pool, a [][]byte) error {
 	return nil
 }
 
-func (r *reduceProgram) part(_, i int) {
+func (r *reduceProgram) part(t, i int) {
 	switch {
 	case len(r.partial) > 1:
 		lo, hi := piece(i, r.n, chunkElems)
-		r.partial[i] = r.row(r.x[lo:hi])
+		r.partial[i] = r.row(t, r.x[lo:hi])
 	case r.inner == 1:
 		lo, hi := piece(i, r.outer, rowsPerPiece(r.n))
 		for k := lo; k < hi; k++ {
-			r.y[k] = float32(r.row(r.x[k*r.n : (k+1)*r.n]))
+			r.y[k] = float32(r.row(t, r.x[k*r.n:(k+1)*r.n]))
 		}
 	default:
 		o := i / r.cuts
@@ -129,11 +146,11 @@ func (r *reduceProgram) part(_, i int) {
 	}
 }
 
-func (r *reduceProgram) row(x []float32) float64 {
+func (r *reduceProgram) row(t int, x []float32) float64 {
 	if r.most {
 		return float64(r.simd.Max(x))
 	}
-	return rowSum(r.simd, x)
+	return r.sum(t, x)
 }
 
 // columns reduces n rows, which are inner apart, to one.

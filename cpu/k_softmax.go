@@ -4,14 +4,13 @@ import (
 	"fmt"
 
 	"github.com/tandem-go/tandem/device"
-	"github.com/tandem-go/tandem/internal/simd"
 )
 
 // softmaxProgram is Softmax, LogSoftmax and their gradients. Threads take rows;
 // those along another axis than the last are brought together first.
 type softmaxProgram struct {
 	fold
-	simd    *simd.Kernels
+	rowSums
 	log     bool
 	grad    bool
 	scratch [][]float32 // of each thread: three rows, where rows aren't contiguous
@@ -27,7 +26,7 @@ func newSoftmax(d *Device, op device.Op) (*softmaxProgram, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &softmaxProgram{fold: f, simd: d.simd}
+	s := &softmaxProgram{fold: f, rowSums: newRowSums(d)}
 	if f.inner > 1 {
 		for range d.opts.Threads {
 			s.scratch = append(s.scratch, make([]float32, 3*f.n))
@@ -67,7 +66,7 @@ func (s *softmaxProgram) part(t, i int) {
 	for r := lo; r < hi; r++ {
 		if s.inner == 1 {
 			o, end := r*s.n, (r+1)*s.n
-			s.row(s.y[o:end], s.a[o:end], s.b[o:end])
+			s.row(t, s.y[o:end], s.a[o:end], s.b[o:end])
 			continue
 		}
 		o := r/s.inner*s.n*s.inner + r%s.inner
@@ -75,22 +74,22 @@ func (s *softmaxProgram) part(t, i int) {
 		a, b, y := w[:s.n], w[s.n:2*s.n], w[2*s.n:]
 		gatherRow(a, s.a[o:], s.inner)
 		gatherRow(b, s.b[o:], s.inner)
-		s.row(y, a, b)
+		s.row(t, y, a, b)
 		scatterRow(s.y[o:], y, s.inner)
 	}
 }
 
-// row computes one row; b is dy, of gradients.
-func (s *softmaxProgram) row(y, a, b []float32) {
+// row computes one row on thread t; b is dy, of gradients.
+func (s *softmaxProgram) row(t int, y, a, b []float32) {
 	k := s.simd
 	switch {
 	case s.grad && s.log: // dy − exp(y)·Σdy
 		k.Exp(y, a)
-		k.Scale(y, y, -float32(rowSum(k, b)))
+		k.Scale(y, y, -float32(s.sum(t, b)))
 		k.Add(y, y, b)
 	case s.grad: // y·(dy − Σy·dy)
 		k.Mul(y, a, b)
-		k.Axpy(y, a, -float32(rowSum(k, y)))
+		k.Axpy(y, a, -float32(s.sum(t, y)))
 	case s.log:
 		k.AddScalar(y, a, -k.CrossEntropyRow(a))
 	default:
