@@ -45,3 +45,7 @@ func (m machine) whyNot() string {
 	}
 	return fmt.Sprintf("this machine has NVIDIA GPUs (%s), but this version of tandem has no GPU backend", m.gpus[0])
 }
+
+// Accelerators says in one line what this machine has besides the CPU, and what
+// keeps this process from using it.
+func Accelerators() string { return thisMachine().whyNot() }

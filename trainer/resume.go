@@ -93,7 +93,7 @@ func (c *Config) find() (*checkpoint.Checkpoint, error) {
 	if c.Out != "" {
 		var err error
 		if there, err = checkpoint.List(filepath.Join(c.Out, checkpointDir)); err != nil {
-			return nil, err
+			return nil, fmt.Errorf("--out: %w", err)
 		}
 	}
 	path := c.Resume

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,7 +19,8 @@ type options struct {
 	train                           trainer.Config
 	preset, backend, bucketCap, out string
 	nproc, threads                  int
-	json                            bool
+	json, quiet, printConfig        bool
+	from                            origins
 }
 
 // addFlags declares the flags. Their defaults are those of the preset, so a
@@ -60,10 +62,24 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.Timeline, "timeline", "", "file for a timeline of all ranks, the last 32768 slices of each: opens in ui.perfetto.dev; \"train timeline FILE\" explains it")
 	f.IntVar(&c.SampleTokens, "sample", 200, "tokens to generate at the end; 0 for none")
 	f.BoolVar(&o.json, "json", false, "print one JSON object per line instead of text")
+	f.BoolVar(&o.quiet, "quiet", false, "print nothing but warnings and errors")
+
+	f.String("config", "", "TOML file whose keys are the names of flags; the command line and TANDEM_TRAIN_<FLAG> come first")
+	f.BoolVar(&o.printConfig, "print-config", false, "print each value, with where it comes from, as such a file; train nothing")
 }
+
+// fromPreset are the flags whose default is the preset's.
+var fromPreset = []string{"layers", "heads", "d-model", "block", "batch", "lr"}
 
 // resolve turns flags into a configuration: preset first, then what was given.
 func (o *options) resolve(cmd *cobra.Command) error {
+	var err error
+	if o.from, err = gather(cmd.Flags(), os.Environ()); err != nil {
+		return err
+	}
+	if o.quiet && o.json {
+		return errors.New("--quiet and --json contradict each other")
+	}
 	p, err := trainer.Preset(o.preset)
 	if err != nil {
 		return fmt.Errorf("--preset: %w", err)

@@ -44,7 +44,8 @@ numbers of ranks train alike.`,
 	}
 	o.addFlags(cmd.Flags())
 	cmd.Flags().SortFlags = false
-	cmd.AddCommand(newSample(stop), newBench(), newData(), newTimeline())
+	cmd.AddCommand(newSample(stop), newBench(), newData(), newTimeline(), newEnv())
+	completions(cmd)
 	return cmd
 }
 
@@ -74,6 +75,9 @@ func (o *options) run(cmd *cobra.Command) error {
 	}
 	if err := o.train.Validate(); err != nil {
 		return err
+	}
+	if o.printConfig {
+		return o.from.print(cmd.OutOrStdout(), cmd.Flags(), o.preset, fromPreset)
 	}
 	if err := o.checkText(cmd.Context()); err != nil {
 		return err
@@ -136,6 +140,9 @@ func (o *options) prepareOut(ctx context.Context) ([]string, error) {
 // output is where lines for people go: under a progress bar when this process
 // owns a terminal.
 func (o *options) output() (io.Writer, func() error) {
+	if o.quiet {
+		return os.Stderr, func() error { return nil }
+	}
 	if o.json || launch.Launched() || !isTerminal(os.Stdout) {
 		return os.Stdout, func() error { return nil }
 	}
@@ -153,6 +160,9 @@ func (o *options) logger(out io.Writer, level slog.Level) *slog.Logger {
 	case launch.Launched() || o.json:
 		return slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	}
+	if o.quiet {
+		level = slog.LevelWarn
+	}
 	return slog.New(&lineHandler{out: out, level: level})
 }
 
@@ -160,7 +170,7 @@ func (o *options) logger(out io.Writer, level slog.Level) *slog.Logger {
 func (o *options) rank(ctx context.Context, g *tandem.Group, out io.Writer) error {
 	c := o.train
 	c.Logger = o.logger(out, slog.LevelWarn)
-	r := &reporter{out: out, json: o.json, every: 10, total: c.Steps}
+	r := &reporter{out: out, json: o.json, quiet: o.quiet, every: 10, total: c.Steps}
 	res, err := trainer.Run(ctx, g, c, trainer.Observer{
 		Started: func(i *trainer.Info) { r.start(i, c.Data, c.Out) },
 		Step:    r.observe,

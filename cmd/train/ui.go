@@ -19,12 +19,13 @@ import (
 type reporter struct {
 	out   io.Writer
 	json  bool
+	quiet bool
 	every int
 	total int
 }
 
 func (r *reporter) observe(m *trainer.Metrics) {
-	if m.Step != 1 && m.Step%r.every != 0 && m.ValLoss == nil {
+	if r.quiet || m.Step != 1 && m.Step%r.every != 0 && m.ValLoss == nil {
 		return
 	}
 	if r.json {
@@ -40,6 +41,9 @@ func (r *reporter) observe(m *trainer.Metrics) {
 }
 
 func (r *reporter) finish(res *trainer.Result) {
+	if r.quiet {
+		return
+	}
 	if r.json {
 		r.encode(res)
 		return
@@ -52,7 +56,7 @@ func (r *reporter) finish(res *trainer.Result) {
 }
 
 func (r *reporter) start(i *trainer.Info, text, out string) {
-	if r.json {
+	if r.json || r.quiet {
 		return
 	}
 	ranks := "1 rank"
