@@ -25,7 +25,7 @@ func (g *group) perform(o *operation) error {
 		}
 		return nil
 	}
-	small := o.call.Bytes()*(size-1) <= g.n.o.plan.exchangeBytes
+	small := o.call.Bytes()*(size-1) <= g.n.o.plan.exchangeLimit(size)
 	switch o.call.Kind {
 	case comm.KindAllReduce:
 		if small {
@@ -79,8 +79,12 @@ func (g *group) readHead() error {
 }
 
 func (g *group) readFull(p []byte) error {
-	if _, err := io.ReadFull(g.in, p); err != nil {
-		return &peerError{g.left(), err}
+	for have := 0; have < len(p); {
+		n, err := g.link.read(p[have:])
+		if err != nil {
+			return err
+		}
+		have += n
 	}
 	return nil
 }
@@ -90,40 +94,35 @@ func (g *group) readFull(p []byte) error {
 // of one message. Contributions end up in slots, see slot.
 func (g *group) exchange(o *operation, own []byte) error {
 	hops, n := len(g.world)-1, len(own)
-	frame := g.frame[:headerSize+n]
-	g.expect(o, algoExchange, g.left(), frame)
-	copy(frame[headerSize:], own)
-	if err := g.write(frame); err != nil {
+	at := func(hop int) int { return headerSize + hop*n }
+	g.expect(o, algoExchange, g.left(), g.link.frame())
+	g.link.queue(own)
+	for hop := range hops - 1 {
+		g.link.queue(g.slots[at(hop):at(hop+1)])
+	}
+	if err := g.link.start(n); err != nil {
 		return err
 	}
-	have, total := 0, headerSize+hops*n
+	have := 0
 	for hop := -1; hop < hops; hop++ { // −1 is the header alone: the rest's length rests on it
-		need := headerSize + (hop+1)*n
-		for have < need {
-			m, err := g.in.Read(g.slots[have:total])
-			if have += m; err != nil && have < need {
-				return &peerError{g.left(), err}
+		for have < at(hop+1) {
+			m, err := g.link.read(g.slots[have:at(hops)])
+			if err != nil {
+				return err
 			}
+			have += m
 		}
+		var err error
 		if hop < 0 {
-			if err := g.checkHead(g.slots[:headerSize]); err != nil {
-				return err
-			}
-		} else if hop < hops-1 && n > 0 {
-			if err := g.write(g.slots[need-n : need]); err != nil {
-				return err
-			}
+			err = g.checkHead(g.slots[:headerSize])
+		} else if hop < hops-1 {
+			err = g.link.allow(n)
+		}
+		if err != nil {
+			return err
 		}
 	}
-	return nil
-}
-
-// write sends small data to the right on this goroutine.
-func (g *group) write(p []byte) error {
-	if _, err := g.right.conn.Write(p); err != nil {
-		return &peerError{g.right.peer, err}
-	}
-	return nil
+	return g.link.finish()
 }
 
 // slot is what rank r contributed to the exchange of own.
@@ -195,15 +194,15 @@ func reduceOp(op comm.Op) simd.ReduceOp {
 func (g *group) broadcast(o *operation) error {
 	size := len(g.world)
 	at := (g.rank - o.call.Root + size) % size
-	g.expect(o, algoRing, g.left(), g.right.head[:])
+	g.expect(o, algoRing, g.left(), g.link.frame())
 	last := at == size-1
 	if !last {
-		g.right.segs = append(g.right.segs, o.dst)
+		g.link.queue(o.dst)
 		limit := 0
 		if at == 0 {
 			limit = len(o.dst)
 		}
-		if err := g.right.start(limit); err != nil {
+		if err := g.link.start(limit); err != nil {
 			return err
 		}
 	}
@@ -218,7 +217,7 @@ func (g *group) broadcast(o *operation) error {
 	if last {
 		return nil
 	}
-	return g.right.finish()
+	return g.link.finish()
 }
 
 // place reads dst from the left and lets the sender pass it on. If from is not
@@ -230,21 +229,20 @@ func (g *group) place(dst []byte, forward bool, from int) error {
 	for off := 0; off < len(dst); {
 		n := min(len(dst)-off, pieceBytes)
 		if from >= 0 {
-			sent, err := g.right.waitSent(from + off + 1)
+			sent, err := g.link.waitSent(from + off + 1)
 			if err != nil {
 				return err
 			}
 			n = min(n, sent-from-off)
 		}
-		m, err := g.in.Read(dst[off : off+n])
-		if off += m; err != nil && off < len(dst) {
-			return &peerError{g.left(), err}
+		m, err := g.link.read(dst[off : off+n])
+		if err == nil && forward {
+			err = g.link.allow(m)
 		}
-		if forward && m > 0 {
-			if err := g.right.allow(m); err != nil {
-				return err
-			}
+		if err != nil {
+			return err
 		}
+		off += m
 	}
 	return nil
 }

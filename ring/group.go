@@ -33,14 +33,12 @@ type group struct {
 	sendSeq, recvSeq []uint64
 
 	run     sync.Mutex // one operation at a time; the rest of this block is its holder's
-	right   *sender
-	in      net.Conn // from the left neighbour
+	link    link
 	want    header
 	head    [headerSize]byte
 	scratch []byte // incoming data to be added
 	spare   []byte // for a local contribution that is scaled first
 	slots   []byte // header and contributions of an exchange
-	frame   []byte // what an exchange sends
 	window  []byte // partial sums of a reduce-scatter on their way through
 
 	started atomic.Uint64 // collectives begun
@@ -67,9 +65,7 @@ func (n *node) newGroup(parent *group, id uint64, world []int, rank int) *group 
 	if size > 1 {
 		g.scratch = make([]byte, scratchBytes)
 		g.spare = make([]byte, scratchBytes)
-		exchange := max(0, n.o.plan.exchangeBytes)
-		g.slots = make([]byte, headerSize+exchange+minPayload*size)
-		g.frame = make([]byte, headerSize+exchange+minPayload)
+		g.slots = make([]byte, headerSize+max(0, n.o.plan.exchangeLimit(size))+minPayload*size)
 	}
 	n.mu.Lock()
 	n.groups = append(slices.Clone(n.groups), g)
@@ -106,7 +102,7 @@ func (g *group) connect(ctx context.Context) error {
 		cancel(err)
 	}
 	r := <-out
-	if err := errors.Join(r.err, err); err != nil {
+	if err = errors.Join(r.err, err); err != nil {
 		for _, c := range []net.Conn{in, r.c} {
 			if c != nil {
 				_ = c.Close()
@@ -114,11 +110,13 @@ func (g *group) connect(ctx context.Context) error {
 		}
 		return err
 	}
+	l, err := newLink(in, r.c, g.left(), right, n.o.plan.portable, n.spawn, g.sendFailed)
+	if err != nil {
+		return err
+	}
 	g.mu.Lock()
-	g.in = in
-	g.right = newSender(r.c, right, g.sendFailed)
+	g.link = l
 	g.mu.Unlock()
-	n.spawn(g.right.run)
 	if n.failure.Load() != nil {
 		g.hangUp()
 	}
@@ -306,12 +304,8 @@ func (n *node) forget(g *group) {
 func (g *group) hangUp() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.in != nil {
-		_ = g.in.Close()
-	}
-	if g.right != nil {
-		_ = g.right.conn.Close()
-		g.right.stop()
+	if g.link != nil {
+		g.link.close()
 	}
 	for _, c := range g.inbound {
 		_ = c.Close()

@@ -72,6 +72,12 @@ func listen(ips []net.IP, o *Options, self auth.Hello) (*listener, error) {
 			return nil, fmt.Errorf("ring: rank %d: listen on %s: %w", o.Rank, addr, err)
 		}
 		l.socks = append(l.socks, s)
+		if t, ok := s.(*net.TCPListener); ok {
+			if err := setCongestion(t, o.Congestion); err != nil {
+				l.close()
+				return nil, fmt.Errorf("ring: rank %d: %w", o.Rank, err)
+			}
+		}
 	}
 	for _, s := range l.socks {
 		l.wg.Go(func() { l.accept(s) })

@@ -59,13 +59,26 @@ type Options struct {
 // plan holds the constants that choose algorithms. They are the same on all
 // ranks, since they decide what goes over the wire.
 type plan struct {
-	// exchangeBytes is the most that a rank may receive in an exchange (all
-	// contributions to all ranks, then the same additions everywhere), which
-	// takes P−1 hops instead of 2(P−1).
+	// exchangeBytes is the most that a rank of more than two may receive in an
+	// exchange (all contributions to all ranks, then the same additions
+	// everywhere). An exchange takes P−1 hops instead of 2(P−1), but moves up to
+	// P/2 times the bytes; between two ranks it moves the same. Negative: never.
 	exchangeBytes int
+	// portable chooses the link that other systems have, for tests.
+	portable bool
+}
+
+// exchangeLimit is exchangeBytes for a group of size ranks.
+func (p *plan) exchangeLimit(size int) int {
+	if p.exchangeBytes >= 0 && size == 2 {
+		return pairExchange
+	}
+	return p.exchangeBytes
 }
 
 const (
+	defaultExchange  = 32 << 10
+	pairExchange     = scratchBytes
 	defaultTimeout   = 60 * time.Second
 	defaultHeartbeat = time.Second
 	defaultDeadAfter = 10 * time.Second
@@ -89,7 +102,7 @@ func (o Options) validate() (Options, error) {
 		o.Host = "127.0.0.1"
 	}
 	if o.plan.exchangeBytes == 0 {
-		o.plan.exchangeBytes = 32 << 10
+		o.plan.exchangeBytes = defaultExchange
 	}
 	switch {
 	case o.Size < 1 || o.Size > maxWorld:

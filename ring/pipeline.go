@@ -44,13 +44,12 @@ func (g *group) ringAllReduce(o *operation) error {
 		own = g.block(o.dst, r)
 		g.n.kernels.ScaleBytes(o.call.Type, own, g.block(o.src, r), size)
 	}
-	segs := append(g.right.segs, own)
+	g.link.queue(own)
 	for s := range 2*size - 3 {
-		segs = append(segs, g.block(o.dst, g.mod(r-s-1)))
+		g.link.queue(g.block(o.dst, g.mod(r-s-1)))
 	}
-	g.right.segs = segs
-	g.expect(o, algoRing, g.left(), g.right.head[:])
-	if err := g.right.start(len(own)); err != nil {
+	g.expect(o, algoRing, g.left(), g.link.frame())
+	if err := g.link.start(len(own)); err != nil {
 		return err
 	}
 	if err := g.readHead(); err != nil {
@@ -72,7 +71,7 @@ func (g *group) ringAllReduce(o *operation) error {
 			return err
 		}
 	}
-	return g.right.finish()
+	return g.link.finish()
 }
 
 // addition is one block of a reduce-scatter step.
@@ -90,11 +89,11 @@ func (g *group) add(o *operation, a *addition) error {
 	op, first := reduceOp(c.Op), divideFirst(c)
 	have := 0 // bytes in scratch that were not added yet
 	for off := 0; off < len(a.dst); {
-		m, err := g.in.Read(g.scratch[have:min(len(g.scratch), len(a.dst)-off)])
-		have += m
-		if err != nil && off+have < len(a.dst) {
-			return &peerError{g.left(), err}
+		m, err := g.link.read(g.scratch[have:min(len(g.scratch), len(a.dst)-off)])
+		if err != nil {
+			return err
 		}
+		have += m
 		n := have
 		if off+n < len(a.dst) {
 			n -= n % blockAlign
@@ -103,7 +102,7 @@ func (g *group) add(o *operation, a *addition) error {
 			continue
 		}
 		if a.window > 0 {
-			if _, err := g.right.waitSent(a.window + off + n); err != nil {
+			if _, err := g.link.waitSent(a.window + off + n); err != nil {
 				return err
 			}
 		}
@@ -119,7 +118,7 @@ func (g *group) add(o *operation, a *addition) error {
 		copy(g.scratch, g.scratch[n:have])
 		off, have = off+n, have-n
 		if a.forward {
-			if err := g.right.allow(n); err != nil {
+			if err := g.link.allow(n); err != nil {
 				return err
 			}
 		}
@@ -141,12 +140,12 @@ func (g *group) ringReduceScatter(o *operation) error {
 		own = g.window[n : 2*n]
 		g.n.kernels.ScaleBytes(o.call.Type, own, part(r-1), size)
 	}
-	g.right.segs = append(g.right.segs, own)
+	g.link.queue(own)
 	for range size - 2 {
-		g.right.segs = append(g.right.segs, window)
+		g.link.queue(window)
 	}
-	g.expect(o, algoRing, g.left(), g.right.head[:])
-	if err := g.right.start(n); err != nil {
+	g.expect(o, algoRing, g.left(), g.link.frame())
+	if err := g.link.start(n); err != nil {
 		return err
 	}
 	if err := g.readHead(); err != nil {
@@ -161,7 +160,7 @@ func (g *group) ringReduceScatter(o *operation) error {
 			return err
 		}
 	}
-	return g.right.finish()
+	return g.link.finish()
 }
 
 // ringAllGather is the second half.
@@ -170,10 +169,10 @@ func (g *group) ringAllGather(o *operation) error {
 	part := func(b int) []byte { b = g.mod(b); return o.dst[b*n : (b+1)*n] }
 	copy(part(r), o.src)
 	for s := range size - 1 {
-		g.right.segs = append(g.right.segs, part(r-s))
+		g.link.queue(part(r - s))
 	}
-	g.expect(o, algoRing, g.left(), g.right.head[:])
-	if err := g.right.start(n); err != nil {
+	g.expect(o, algoRing, g.left(), g.link.frame())
+	if err := g.link.start(n); err != nil {
 		return err
 	}
 	if err := g.readHead(); err != nil {
@@ -184,5 +183,5 @@ func (g *group) ringAllGather(o *operation) error {
 			return err
 		}
 	}
-	return g.right.finish()
+	return g.link.finish()
 }

@@ -52,3 +52,9 @@ func TestConformance(t *testing.T) {
 func TestConformancePipelined(t *testing.T) {
 	commtest.Run(t, spawn(Options{plan: plan{exchangeBytes: -1}}))
 }
+
+// Without this the link of the systems that have no poll here would be tested
+// nowhere.
+func TestConformancePortable(t *testing.T) {
+	commtest.Run(t, spawn(Options{plan: plan{exchangeBytes: -1, portable: true}}))
+}
