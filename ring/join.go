@@ -36,7 +36,7 @@ const joinGrace = 2 * time.Second
 // join exchanges addresses through the store, under a prefix of this
 // generation.
 func join(ctx context.Context, o *Options, addrs []string) ([]card, error) {
-	st := rendezvous.Prefix(o.Store, fmt.Sprintf("ring/%d/", o.Generation))
+	st := o.keys()
 	if err := claim(ctx, st, o, addrs); err != nil {
 		return nil, err
 	}
@@ -60,6 +60,34 @@ func join(ctx context.Context, o *Options, addrs []string) ([]card, error) {
 		return nil, fmt.Errorf("ring: rank %d: world size is %d here, %d on rank 0", o.Rank, o.Size, len(t.Cards))
 	}
 	return t.Cards, nil
+}
+
+// keys is the part of the store that belongs to this generation.
+func (o *Options) keys() rendezvous.Store {
+	return rendezvous.Prefix(o.Store, fmt.Sprintf("ring/%d/", o.Generation))
+}
+
+// together runs f, which connects this rank, and ends it when another rank
+// could not connect: whoever fails leaves a note in the store.
+func together(ctx context.Context, o *Options, f func(context.Context) error) error {
+	st := o.keys()
+	watch, stop := context.WithCancelCause(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if v, err := rendezvous.WaitGet(watch, st, "failed"); err == nil {
+			stop(joinError(v))
+		}
+	}()
+	err := f(watch)
+	if err != nil && watch.Err() == nil {
+		c, cancel := context.WithTimeout(context.WithoutCancel(ctx), joinGrace)
+		_, _ = st.CompareAndSet(c, "failed", nil, []byte(err.Error())) // the error is what counts
+		cancel()
+	}
+	stop(nil)
+	<-done
+	return err
 }
 
 // claim takes this rank's number and publishes its card.

@@ -100,16 +100,18 @@ func (n *node) connect(ctx context.Context, g *group) error {
 	if n.cards, err = join(ctx, &n.o, n.lis.addrs()); err != nil {
 		return err
 	}
-	if err := n.connectControl(ctx); err != nil {
-		return err
-	}
-	for _, c := range n.peers {
-		if c != nil {
-			n.spawn(func() { n.read(c) })
+	return together(ctx, &n.o, func(ctx context.Context) error {
+		if err := n.connectControl(ctx); err != nil {
+			return err
 		}
-	}
-	n.spawn(n.clock)
-	return g.connect(ctx)
+		for _, c := range n.peers {
+			if c != nil {
+				n.spawn(func() { n.read(c) })
+			}
+		}
+		n.spawn(n.clock)
+		return g.connect(ctx)
+	})
 }
 
 // connectControl connects every rank with rank 0, which arbitrates, and with
