@@ -52,6 +52,7 @@ import (
 	"github.com/tandem-go/tandem/bucket"
 	"github.com/tandem-go/tandem/comm"
 	"github.com/tandem-go/tandem/cpu"
+	"github.com/tandem-go/tandem/ddp/hook"
 	"github.com/tandem-go/tandem/device"
 	"github.com/tandem-go/tandem/engine"
 	"github.com/tandem-go/tandem/optim"
@@ -107,6 +108,9 @@ type Options struct {
 	// it starts, for debugging on a backend whose messages carry no headers. It
 	// waits for each, so nothing overlaps any more.
 	Fingerprint bool
+	// Hook reduces the buckets in place of an all-reduce, such as hook.BF16 or
+	// hook.PowerSGD. nil is the all-reduce.
+	Hook hook.Hook
 	// Timeout bounds Step, Sync, Join and New where their context has no
 	// deadline. 0 means 5 minutes.
 	Timeout time.Duration
@@ -140,8 +144,8 @@ func (o *Options) validate() (Options, error) {
 
 // signature is what must agree between ranks, besides the layout.
 func (o *Options) signature(lossType fmt.Stringer) string {
-	return fmt.Sprintf("optimizer %#v, max norm %v, norm %v, weighted %v, loss %v, check params %d, find unused %v",
-		o.Optimizer, o.MaxNorm, o.Norm, o.Weighted, lossType, o.CheckParams, o.FindUnused)
+	return fmt.Sprintf("optimizer %#v, max norm %v, norm %v, weighted %v, loss %v, check params %d, find unused %v, hook %#v",
+		o.Optimizer, o.MaxNorm, o.Norm, o.Weighted, lossType, o.CheckParams, o.FindUnused, o.Hook)
 }
 
 // DDP is one rank's replica of a model. Its methods are called from one
@@ -166,6 +170,9 @@ type DDP struct {
 	norm     *optim.Norm      // nil: not computed
 	ready    func(int) error  // the branch's
 	usage    usage
+	meter    *meter       // what the collectives of buckets go through
+	hook     hook.Reducer // nil: all-reduce
+	scale    float64      // what the hook is to multiply gradients by
 
 	params, grads []device.Buffer // by bucket
 	paramBufs     []device.Buffer // by parameter

@@ -158,8 +158,9 @@ func (d *DDP) allocate() error {
 
 // wire connects plan, reducer and optimizer.
 func (d *DDP) wire(stream device.Stream) error {
+	d.meter = &meter{Communicator: d.comm}
 	cfg := overlap.Config{
-		Device: d.dev, Comm: d.comm, Layout: d.layout, CommStream: stream, Grads: d.grads,
+		Device: d.dev, Comm: d.meter, Layout: d.layout, CommStream: stream, Grads: d.grads,
 		Agree: d.agree, Prepare: d.prepare, After: d.restore, Whole: d.opts.MaxNorm > 0,
 	}
 	var hyper device.Buffer
@@ -182,6 +183,12 @@ func (d *DDP) wire(stream device.Stream) error {
 			return err
 		}
 		cfg.Reduced = d.norm.Squares
+	}
+	if d.opts.Hook != nil {
+		if err := d.openHook(); err != nil {
+			return err
+		}
+		cfg.Reduce = d.reduceByHook
 	}
 	var err error
 	if d.red, err = overlap.New(cfg); err != nil {

@@ -30,6 +30,9 @@ type Stats struct {
 	// until Sync is called.
 	Timed int
 	Times overlap.Times
+	// WireBytes is what the gradients of the last synchronised step made this rank
+	// send: of an all-reduce among P ranks, 2·(P−1)/P of the bytes.
+	WireBytes int
 	// Buckets is the number of buckets, and Bytes their size.
 	Buckets, Bytes int
 }

@@ -154,6 +154,7 @@ func (d *DDP) agree() (comm.Op, error) {
 		d.opt.Begin(h.get(h.active(), laneLR))
 	}
 	d.agreeUsage()
+	d.meter.bytes = 0
 	d.stopped = h.sum(laneStop) > 0
 	if err := d.sendLoss(); err != nil {
 		return 0, err
@@ -165,18 +166,24 @@ func (d *DDP) agree() (comm.Op, error) {
 // that does.
 func (d *DDP) divide() (comm.Op, error) {
 	h, s := &d.header, &d.scaling
-	s.on = d.opts.Weighted || h.sum(laneWeight) != float64(h.ranks)
+	total := h.sum(laneWeight)
+	s.on = d.opts.Weighted || total != float64(h.ranks)
 	if !s.on {
+		d.scale = 1 / float64(h.ranks)
 		return comm.Avg, nil
+	}
+	d.scale = 0 // without any weight anywhere there is nothing to learn
+	if total > 0 {
+		d.scale = s.unit / total
+	}
+	if d.hook != nil {
+		s.on = false // the hook multiplies
+		return comm.Sum, nil
 	}
 	if err := d.prepareScaling(); err != nil {
 		return 0, err
 	}
-	factor := 0.0 // without any weight anywhere there is nothing to learn
-	if total := h.sum(laneWeight); total > 0 {
-		factor = s.unit / total
-	}
-	s.shared.set(factor)
+	s.shared.set(d.scale)
 	return comm.Sum, nil
 }
 
@@ -230,6 +237,7 @@ func (d *DDP) conclude(sync bool) error {
 	}
 	d.stats.LR = d.LR()
 	d.stats.Step = d.step + 1
+	d.stats.WireBytes = d.meter.bytes
 	if d.opt != nil && d.opts.MaxNorm > 0 {
 		return d.red.Updates()
 	}

@@ -164,4 +164,46 @@ var mutants = []mutant{
 		New:      "\t\tif d.micro < 0 {",
 		Packages: []string{"./ddp"}, Run: "TestBranches",
 	},
+	{
+		Name: "rounding is not fed back", File: "ddp/hook/half.go",
+		Old:      "\t\th.k.Sub(lost, v, g)",
+		New:      "\t\th.k.Sub(lost, v, v)",
+		Packages: []string{"./ddp/hook"}, Run: "TestErrorFeedback",
+	},
+	{
+		Name: "rounding of the sum is not fed back", File: "ddp/hook/half.go",
+		Old:      "h.k.Add(own, own, total[:len(own)])",
+		New:      "h.k.Add(own, own, own)",
+		Packages: []string{"./ddp/hook"}, Run: "TestErrorFeedback",
+	},
+	{
+		Name: "half precision adds before it divides", File: "ddp/hook/half.go",
+		Old:      "lost.take(h.k, v, g, h.step.Scale)",
+		New:      "lost.take(h.k, v, g, 1)",
+		Packages: []string{"./ddp/hook"}, Run: "TestHooksReduce",
+	},
+	{
+		Name: "PowerSGD feeds back all of its own gradient", File: "ddp/hook/powersgd.go",
+		Old:      "float32(-1/float64(p.env.Comm.Size())))",
+		New:      "0)",
+		Packages: []string{"./ddp/hook"}, Run: "TestErrorFeedback",
+	},
+	{
+		Name: "PowerSGD's columns are not orthogonal", File: "ddp/hook/columns.go",
+		Old:      "		for l := range j {",
+		New:      "		for l := range j * 0 {",
+		Packages: []string{"./ddp/hook"}, Run: "TestOrthonormal|TestPowerSGD",
+	},
+	{
+		Name: "top-k keeps what it sent", File: "ddp/hook/topk.go",
+		Old:      "\t\t\tleft[i] = 0",
+		New:      "\t\t\tleft[i] = v",
+		Packages: []string{"./ddp/hook"}, Run: "TestErrorFeedback",
+	},
+	{
+		Name: "top-k adds its own twice", File: "ddp/hook/topk.go",
+		Old:      "from := b.in[2*b.n*r : 2*b.n*(r+1)]",
+		New:      "from := b.in[2*b.n*(r&t.env.Comm.Rank()) :][:2*b.n]",
+		Packages: []string{"./ddp/hook"}, Run: "TestHooksReduce",
+	},
 }
