@@ -44,7 +44,7 @@ func attributes(a device.Attr) string {
 	s := fmt.Sprintf("%+v", a)
 	var set []string
 	for f := range strings.FieldsSeq(strings.Trim(s, "{}")) {
-		if _, v, _ := strings.Cut(f, ":"); v != "" && v != "0" && v != "false" {
+		if _, v, _ := strings.Cut(f, ":"); v != "" && v != "0" && v != "false" && v != "[]" {
 			set = append(set, f)
 		}
 	}
