@@ -376,6 +376,25 @@ func TestSignalAndContext(t *testing.T) {
 	require.Nil(t, j.deadline, "nothing is sent, and the grace goes on")
 }
 
+// Without it one stream of a rank could land within a line of the other, in the
+// log that they share: a held-back byte that may begin the secret did that.
+func TestLogKeepsLinesWhole(t *testing.T) {
+	f, err := os.Create(filepath.Join(t.TempDir(), "log"))
+	require.NoError(t, err)
+	out := &logWriter{to: f, failed: func(err error) { t.Error(err) }}
+	errs := &logWriter{to: f, failed: func(err error) { t.Error(err) }}
+	out.write([]byte("one\nno newlin"))
+	errs.write([]byte("problem\n"))
+	out.write([]byte("e"))
+	errs.write([]byte("10 %\r50"))
+	out.flush()
+	errs.flush()
+	require.NoError(t, f.Close())
+	b, err := os.ReadFile(f.Name())
+	require.NoError(t, err)
+	require.Equal(t, "one\nproblem\n10 %\rno newline50", string(b))
+}
+
 // Without it logs would miss lines, or output would come unmarked.
 func TestOutput(t *testing.T) {
 	const n = 2000

@@ -3,6 +3,7 @@ package launch
 import (
 	"bytes"
 	"io"
+	"os"
 	"sync"
 	"unicode/utf8"
 
@@ -94,6 +95,42 @@ func (l *lines) flush() {
 		l.emit(l.part)
 		l.part = l.part[:0]
 	}
+}
+
+// logWriter copies a stream to the rank's log in whole lines: standard output
+// and standard error share the file, and neither may land within a line of the
+// other. Nothing is changed or left out.
+type logWriter struct {
+	to     *os.File // nil without a log
+	part   []byte
+	failed func(error) // called once
+	dead   bool
+}
+
+func (l *logWriter) write(p []byte) {
+	if l.to == nil {
+		return
+	}
+	l.part = append(l.part, p...)
+	if i := bytes.LastIndexAny(l.part, "\r\n"); i >= 0 {
+		l.put(i + 1)
+	} else if len(l.part) > maxLine {
+		l.put(len(l.part))
+	}
+}
+
+// flush writes what has no end of line.
+func (l *logWriter) flush() { l.put(len(l.part)) }
+
+func (l *logWriter) put(n int) {
+	if n == 0 {
+		return
+	}
+	if _, err := l.to.Write(l.part[:n]); err != nil && !l.dead {
+		l.dead = true
+		l.failed(err)
+	}
+	l.part = append(l.part[:0], l.part[n:]...)
 }
 
 // tail keeps the last lines of a stream.

@@ -101,17 +101,14 @@ func (r *rank) copy(o *Options, m *mux, from *os.File, to io.Writer, keep func([
 			m.line(to, prefix, line)
 		}
 	}}
-	logged := r.log == nil
+	log := &logWriter{to: r.log, failed: func(err error) {
+		o.Logger.Warn("the log of a rank is incomplete", "rank", r.n, "err", err)
+	}}
 	take := func(p []byte) {
 		if len(p) == 0 {
 			return
 		}
-		if r.log != nil {
-			if _, err := r.log.Write(p); err != nil && !logged {
-				logged = true
-				o.Logger.Warn("the log of a rank is incomplete", "rank", r.n, "err", err)
-			}
-		}
+		log.write(p)
 		if show && raw {
 			m.raw(to, p)
 		}
@@ -126,6 +123,7 @@ func (r *rank) copy(o *Options, m *mux, from *os.File, to io.Writer, keep func([
 		}
 	}
 	take(red.rest())
+	log.flush()
 	split.flush()
 }
 
