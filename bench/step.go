@@ -5,17 +5,11 @@ package bench
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"runtime"
-	"slices"
 	"time"
 
 	"github.com/tandem-go/tandem"
 	"github.com/tandem-go/tandem/bucket"
-	"github.com/tandem-go/tandem/ddp"
-	"github.com/tandem-go/tandem/models/gpt2mini"
-	"github.com/tandem-go/tandem/optim"
-	"github.com/tandem-go/tandem/overlap"
 )
 
 // StepConfig says what Step measures.
@@ -85,19 +79,12 @@ type StepResult struct {
 	AllocsPerStep float64 `json:"allocs_per_step"`
 }
 
-// modes in the order in which they take turns.
-var modes = [...]overlap.Schedule{overlap.Normal, overlap.NoComm, overlap.NoOverlap}
-
 // stepper is one rank of the measurement.
 type stepper struct {
-	cfg   StepConfig
-	g     *tandem.Group
-	model *gpt2mini.Model
-	ddp   *ddp.DDP
-	rng   *rand.Rand
-	in    []int
+	*rig
+	cfg StepConfig
 
-	wall                     [len(modes)][]float64
+	walls                    walls
 	fwd, bwd, opt, comm, mem []float64
 	early                    int
 }
@@ -108,11 +95,19 @@ func Step(ctx context.Context, g *tandem.Group, c StepConfig) (*StepResult, erro
 	if err := c.validate(); err != nil {
 		return nil, err
 	}
-	s := &stepper{cfg: c, g: g}
-	if err := s.open(ctx); err != nil {
+	caps, err := bucket.MiB(c.BucketCapMB)
+	if err != nil {
 		return nil, err
 	}
-	err := s.measure(ctx)
+	s := &stepper{cfg: c}
+	if s.rig, err = newRig(g, c.Preset); err != nil {
+		return nil, err
+	}
+	if err := s.open(ctx, bucket.Caps{Cap: caps}); err != nil {
+		return nil, err
+	}
+	s.early = len(s.ddp.Layout().Buckets)
+	err = s.measure(ctx)
 	if cerr := s.ddp.Close(); err == nil {
 		err = cerr
 	}
@@ -122,41 +117,11 @@ func Step(ctx context.Context, g *tandem.Group, c StepConfig) (*StepResult, erro
 	return s.result(), nil
 }
 
-func (s *stepper) open(ctx context.Context) error {
-	mc, err := gpt2mini.Preset(s.cfg.Preset)
-	if err != nil {
-		return err
-	}
-	if s.model, err = gpt2mini.New(mc); err != nil {
-		return err
-	}
-	if err := s.model.Init(1); err != nil {
-		return err
-	}
-	caps, err := bucket.MiB(s.cfg.BucketCapMB)
-	if err != nil {
-		return err
-	}
-	// The settings of the peers' measurements. Without clipping every bucket is
-	// updated as soon as it may.
-	s.ddp, err = ddp.New(ctx, s.g.Comm, s.model.Loss, s.model.Params, &ddp.Options{
-		Device: s.g.Device, Caps: bucket.Caps{Cap: caps},
-		Optimizer: optim.AdamW{LR: 1e-4, Beta1: 0.9, Beta2: 0.95, WeightDecay: 0.1},
-	})
-	if err != nil {
-		return err
-	}
-	s.rng = rand.New(rand.NewPCG(100, uint64(s.g.Rank)))
-	s.in = make([]int, 2*s.model.Config.Batch*s.model.Config.Seq)
-	s.early = len(s.ddp.Layout().Buckets)
-	return nil
-}
-
 func (s *stepper) measure(ctx context.Context) error {
 	for i := range s.cfg.Warmup + s.cfg.Steps {
 		for m := range modes {
-			if err := s.step(ctx, m, i >= s.cfg.Warmup); err != nil {
-				return fmt.Errorf("bench: %v step %d: %w", modes[m], i, err)
+			if err := s.turn(ctx, m, i >= s.cfg.Warmup); err != nil {
+				return failed(m, i, err)
 			}
 		}
 	}
@@ -164,30 +129,19 @@ func (s *stepper) measure(ctx context.Context) error {
 	return s.g.Comm.Barrier(ctx)
 }
 
-func (s *stepper) step(ctx context.Context, mode int, timed bool) error {
-	for i := range s.in {
-		s.in[i] = s.rng.IntN(s.model.Config.Vocab)
-	}
-	if err := s.model.SetBatch(s.in[:len(s.in)/2], s.in[len(s.in)/2:]); err != nil {
-		return err
-	}
-	s.ddp.SetSchedule(modes[mode])
-	if err := s.g.Comm.Barrier(ctx); err != nil {
+func (s *stepper) turn(ctx context.Context, mode int, timed bool) error {
+	if err := s.prepare(ctx, mode); err != nil {
 		return err
 	}
 	var before, after runtime.MemStats
-	if mode == 0 {
+	if mode == normal {
 		runtime.ReadMemStats(&before)
 	}
-	start := time.Now()
-	if err := s.ddp.Step(ctx); err != nil {
+	wall, err := s.step(ctx)
+	if err != nil {
 		return err
 	}
-	if err := s.ddp.Sync(ctx); err != nil {
-		return err
-	}
-	wall := time.Since(start)
-	if mode == 0 {
+	if mode == normal {
 		runtime.ReadMemStats(&after)
 	}
 	if timed {
@@ -197,8 +151,8 @@ func (s *stepper) step(ctx context.Context, mode int, timed bool) error {
 }
 
 func (s *stepper) record(mode int, wall time.Duration, allocs uint64) {
-	s.wall[mode] = append(s.wall[mode], ms(wall))
-	if mode != 0 {
+	s.walls[mode] = append(s.walls[mode], ms(wall))
+	if mode != normal {
 		return
 	}
 	t := s.ddp.Stats()
@@ -215,29 +169,15 @@ func (s *stepper) result() *StepResult {
 	r := &StepResult{
 		Bench: "step", Preset: s.cfg.Preset, Device: s.g.Device.Name(), WorldSize: s.g.WorldSize, Threads: s.g.Threads,
 		Steps: s.cfg.Steps, Params: c.ParamCount(), Buckets: len(s.ddp.Layout().Buckets),
-		StepMS: quantile(s.wall[0], 0.5), StepP10MS: quantile(s.wall[0], 0.1), StepP90MS: quantile(s.wall[0], 0.9),
+		StepMS: s.walls.median(normal), StepP10MS: quantile(s.walls[normal], 0.1), StepP90MS: quantile(s.walls[normal], 0.9),
 		ForwardMS: quantile(s.fwd, 0.5), BackwardMS: quantile(s.bwd, 0.5), OptimizerMS: quantile(s.opt, 0.5),
-		CommMS: quantile(s.comm, 0.5), NoCommMS: quantile(s.wall[1], 0.5), NoOverlapMS: quantile(s.wall[2], 0.5),
-		EarlyMin: s.early, AllocsPerStep: quantile(s.mem, 0.5), HiddenShare: 1,
+		CommMS: quantile(s.comm, 0.5), NoCommMS: s.walls.median(noComm), NoOverlapMS: s.walls.median(noOverlap),
+		EarlyMin: s.early, AllocsPerStep: quantile(s.mem, 0.5),
 	}
 	r.ExposedCommMS = r.StepMS - r.NoCommMS
-	if hidable := r.NoOverlapMS - r.NoCommMS; s.g.WorldSize > 1 && hidable > 0 {
-		r.HiddenShare = 1 - r.ExposedCommMS/hidable
-	}
+	r.HiddenShare = hiddenShare(s.g.WorldSize, r.StepMS, r.NoCommMS, r.NoOverlapMS)
 	seconds := r.StepMS / 1000
-	r.TokensPerS = float64(s.g.WorldSize*c.Batch*c.Seq) / seconds
+	r.TokensPerS = float64(s.tokens()) / seconds
 	r.GFLOPS = c.StepFLOPs() / seconds / 1e9
 	return r
-}
-
-func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
-
-// quantile is the q-quantile of x by nearest rank.
-func quantile(x []float64, q float64) float64 {
-	if len(x) == 0 {
-		return 0
-	}
-	s := slices.Clone(x)
-	slices.Sort(s)
-	return s[min(len(s)-1, int(q*float64(len(s))))]
 }

@@ -13,14 +13,13 @@ import (
 
 	"github.com/tandem-go/tandem"
 	"github.com/tandem-go/tandem/bench"
-	"github.com/tandem-go/tandem/internal/netns"
 	"github.com/tandem-go/tandem/launch"
 )
 
 func newBench() *cobra.Command {
 	cmd := &cobra.Command{Use: "bench", Short: "Measure training steps", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
-	cmd.AddCommand(newBenchStep())
+	cmd.AddCommand(newBenchStep(), newBenchBuckets())
 	return cmd
 }
 
@@ -68,7 +67,7 @@ func (o *benchStep) run(ctx context.Context) (err error) {
 	}
 	l := launch.Options{Ranks: []int{0}, Passthrough: true}
 	if o.rate != "" && !launch.Launched() {
-		down, upErr := o.network(ctx, &l)
+		down, upErr := network(ctx, o.nproc, o.rate, &l)
 		if upErr != nil {
 			return upErr
 		}
@@ -82,24 +81,6 @@ func (o *benchStep) run(ctx context.Context) (err error) {
 			}
 			return o.print(os.Stdout, r)
 		})
-}
-
-// network makes the namespaces, and the store for their ranks in the first.
-func (o *benchStep) network(ctx context.Context, l *launch.Options) (down func() error, err error) {
-	if o.nproc < 2 {
-		return nil, errors.New("--netns: a network needs at least --nproc 2")
-	}
-	n, err := netns.Up(ctx, netns.Options{Ranks: o.nproc, Rate: o.rate})
-	if err != nil {
-		return nil, fmt.Errorf("--netns: %w", err)
-	}
-	if l.Listener, err = n.Listen(ctx, 0); err != nil {
-		return nil, errors.Join(err, n.Down())
-	}
-	l.Wrap = func(rank int, argv []string) []string {
-		return n.Command(rank, append([]string{"env", "TANDEM_HOST=" + n.Addr(rank)}, argv...))
-	}
-	return n.Down, nil
 }
 
 func (o *benchStep) print(w io.Writer, r *bench.StepResult) error {

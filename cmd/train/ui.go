@@ -102,6 +102,8 @@ type barWriter struct {
 	bars *mpb.Progress
 	bar  *mpb.Bar
 	part []byte
+	// barOnly keeps the lines that move the bar off the screen.
+	barOnly bool
 }
 
 var stepLine = regexp.MustCompile(`^step (\d+)/(\d+) `)
@@ -119,23 +121,25 @@ func (w *barWriter) Write(p []byte) (int, error) {
 			return len(p), nil
 		}
 		line := w.part[:i+1]
-		w.advance(line)
-		if _, err := w.bars.Write(line); err != nil {
-			return 0, err
+		if moved := w.advance(line); !moved || !w.barOnly {
+			if _, err := w.bars.Write(line); err != nil {
+				return 0, err
+			}
 		}
 		w.part = w.part[i+1:]
 	}
 }
 
-func (w *barWriter) advance(line []byte) {
+// advance moves the bar if line says where the run is.
+func (w *barWriter) advance(line []byte) bool {
 	m := stepLine.FindSubmatch(line)
 	if m == nil {
-		return
+		return false
 	}
 	at, err1 := strconv.ParseInt(string(m[1]), 10, 64)
 	total, err2 := strconv.ParseInt(string(m[2]), 10, 64)
 	if err1 != nil || err2 != nil {
-		return
+		return false
 	}
 	if w.bar == nil {
 		w.bar = w.bars.AddBar(total,
@@ -143,6 +147,7 @@ func (w *barWriter) advance(line []byte) {
 			mpb.AppendDecorators(decor.AverageETA(decor.ET_STYLE_GO)))
 	}
 	w.bar.SetCurrent(at)
+	return true
 }
 
 // Close ends the bar where it stands and flushes what has no newline.

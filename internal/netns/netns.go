@@ -34,7 +34,9 @@ type Options struct {
 
 var rateForm = regexp.MustCompile(`^[1-9][0-9]*(\.[0-9]+)?(k|m|g)bit$`)
 
-func (o *Options) validate() error {
+// Validate fills defaults in and names what is out of bounds. Up does it too; a
+// program may want to complain before it starts anything.
+func (o *Options) Validate() error {
 	if o.Ranks < 1 || o.Ranks > 200 {
 		return fmt.Errorf("netns: %d ranks; 1 to 200 are possible", o.Ranks)
 	}
@@ -57,7 +59,7 @@ const prefixForm = "tandem-%d-"
 
 // Up makes the network. On failure it removes what it had made.
 func Up(ctx context.Context, o Options) (*Net, error) {
-	if err := o.validate(); err != nil {
+	if err := o.Validate(); err != nil {
 		return nil, err
 	}
 	if err := supported(); err != nil {

@@ -14,10 +14,10 @@ import (
 func TestValidate(t *testing.T) {
 	for rate, ok := range map[string]bool{"1gbit": true, "200mbit": true, "2.5gbit": true, "1": false, "fast": false, "": false, "1gbit; reboot": false} {
 		o := Options{Ranks: 2, Rate: rate}
-		require.Equal(t, ok, o.validate() == nil, rate)
+		require.Equal(t, ok, o.Validate() == nil, rate)
 	}
-	require.Error(t, (&Options{Rate: "1gbit"}).validate())
-	require.Error(t, (&Options{Ranks: 201, Rate: "1gbit"}).validate())
+	require.Error(t, (&Options{Rate: "1gbit"}).Validate())
+	require.Error(t, (&Options{Ranks: 201, Rate: "1gbit"}).Validate())
 }
 
 // Without it a bucket could be too small for its rate, and links slower than they claim.
