@@ -61,6 +61,11 @@ type Options struct {
 	// backend's default, 60 s for the ring.
 	Timeout time.Duration
 
+	// FlightDir gets flight-rank<k>.json, the last collectives of this rank, when
+	// the group fails or the process is sent SIGUSR1; "train flight" reads them.
+	// "" records nothing and leaves the signal alone.
+	FlightDir string
+
 	// Logger gets who this rank is, waiting and failures; nil discards.
 	Logger *slog.Logger
 }

@@ -44,6 +44,7 @@ type Group struct {
 	Store rendezvous.Store
 
 	conn  *rendezvous.Conn
+	quiet func() // stops listening for signals
 	close sync.Once
 	err   error
 }
@@ -142,10 +143,15 @@ func (g *Group) open(ctx context.Context, o Options, e rendezvous.Env) (err erro
 	if err != nil {
 		return err
 	}
+	flight, err := g.recordFlight(o, e)
+	if err != nil {
+		return err
+	}
 	c, err := ring.New(ctx, ring.Options{
 		Rank: e.Rank, Size: e.WorldSize, Store: rendezvous.Prefix(g.Store, "ring/"), Device: dev,
 		Secret: e.Secret, JobID: e.JobID, Generation: e.Generation,
 		Host: host, Timeout: o.Timeout, Logger: o.Logger,
+		Flight: flight,
 	})
 	if err != nil {
 		return err
@@ -160,6 +166,9 @@ func (g *Group) open(ctx context.Context, o Options, e rendezvous.Env) (err erro
 func (g *Group) Close() error {
 	g.close.Do(func() {
 		var errs []error
+		if g.quiet != nil {
+			g.quiet()
+		}
 		if g.Comm != nil {
 			errs = append(errs, g.Comm.Close())
 		}

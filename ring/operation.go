@@ -7,6 +7,7 @@ import (
 
 	"github.com/tandem-go/tandem/comm"
 	"github.com/tandem-go/tandem/device"
+	"github.com/tandem-go/tandem/trace"
 )
 
 // operation is one call. They are pooled, and run is made once for each, so
@@ -18,6 +19,7 @@ type operation struct {
 	seq      uint64
 	dst, src []byte
 	payload  [16]byte // of Split; also Barrier's token
+	flight   trace.FlightID
 	run      func() error
 	next     *operation
 }
@@ -62,8 +64,10 @@ func (g *group) enqueue(s device.Stream, dst, src device.Buffer, c comm.Call, pe
 	count := g.counter(c.Kind, peer)
 	o.seq = *count
 	g.pending.Add(1)
+	g.record(o)
 	if err := s.HostFunc(o.run); err != nil {
 		g.pending.Add(-1)
+		g.n.o.Flight.End(o.flight, true)
 		g.recycle(o)
 		return err
 	}
@@ -89,11 +93,13 @@ func (g *group) execute(o *operation) error {
 	defer g.run.Unlock()
 	defer g.pending.Add(-1)
 	if err := g.check(o); err != nil {
+		g.n.o.Flight.End(o.flight, true)
 		return err
 	}
 	g.begin(o)
 	err := g.perform(o)
 	elapsed := g.end()
+	g.n.o.Flight.End(o.flight, err != nil)
 	if err != nil {
 		return g.opError(g.n.settle(g.classify(o, err)), o, elapsed)
 	}
@@ -113,6 +119,7 @@ func (g *group) onHost(ctx context.Context, o *operation) error {
 	}
 	g.seq++
 	g.pending.Add(1)
+	g.record(o)
 	// What the callback needs is copied: o is recycled when it is done.
 	f := &failure{code: codeAborted, culprit: g.world[g.rank], reporter: g.n.o.Rank,
 		kind: o.call.Kind, group: g.id, seq: o.seq, tag: o.call.Tag}
@@ -138,6 +145,7 @@ func (g *group) begin(o *operation) {
 	g.mu.Lock()
 	g.active = active{g.n.now(), o.call, o.peer, o.seq}
 	g.mu.Unlock()
+	g.n.o.Flight.Start(o.flight)
 	if o.peer < 0 {
 		g.started.Store(o.seq + 1)
 	}

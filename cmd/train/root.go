@@ -44,7 +44,7 @@ numbers of ranks train alike.`,
 	}
 	o.addFlags(cmd.Flags())
 	cmd.Flags().SortFlags = false
-	cmd.AddCommand(newSample(stop), newBench(), newData(), newTimeline(), newEnv())
+	cmd.AddCommand(newSample(stop), newBench(), newData(), newTimeline(), newFlight(), newEnv())
 	completions(cmd)
 	return cmd
 }
@@ -88,7 +88,7 @@ func (o *options) run(cmd *cobra.Command) error {
 	}
 	out, closeOut := o.output()
 	err = tandem.Run(cmd.Context(), &tandem.Options{
-		Backend: o.backend, Threads: o.threads, NProc: o.nproc, Logger: o.logger(out, slog.LevelInfo),
+		Backend: o.backend, Threads: o.threads, NProc: o.nproc, Logger: o.logger(out, slog.LevelInfo), FlightDir: o.out,
 		Launch: launch.Options{Args: args, Dir: o.out, Stdout: out, Ranks: []int{0}, Passthrough: true},
 	}, func(ctx context.Context, g *tandem.Group) error { return o.rank(ctx, g, out) })
 	return errors.Join(err, closeOut())

@@ -61,7 +61,7 @@ var imports = map[string][]string{
 	"models/gpt2mini/parity": {"models/gpt2mini"},
 	"models/gpt2mini/infer":  {"models/gpt2mini", "internal/simd"},
 	"models/gpt2mini/hf":     {"models/gpt2mini", "checkpoint", "internal/simd"},
-	"":                       {"cpu", "ring", "comm", "device", "rendezvous", "launch", "internal/auth"},
+	"":                       {"cpu", "ring", "comm", "device", "rendezvous", "launch", "trace", "internal/auth"},
 	"trainer": {"", "ddp", "ddp/hook", "engine", "models/gpt2mini", "models/gpt2mini/hf", "models/gpt2mini/infer", "data", "checkpoint", "optim", "trace",
 		"comm", "device", "bucket", "overlap"},
 	"bench":      {"", "ddp", "ddp/hook", "models/gpt2mini", "optim", "overlap", "comm", "device", "bucket", "internal/netns"},
