@@ -91,7 +91,7 @@ func thousands(x float64) string {
 // isTerminal reports whether f is a terminal, where a progress bar is welcome.
 func isTerminal(f *os.File) bool {
 	st, err := f.Stat()
-	return err == nil && st.Mode()&os.ModeCharDevice != 0 && os.Getenv("TERM") != "dumb" && st.Name() != os.DevNull
+	return err == nil && st.Mode()&os.ModeCharDevice != 0 && os.Getenv("TERM") != "dumb" && st.Name() != os.DevNull && hasSize(f)
 }
 
 // barWriter draws a progress bar below the lines written to it. The bar moves

@@ -3,6 +3,8 @@ package main
 import (
 	"bytes"
 	"net"
+	"os"
+	"os/exec"
 	"strings"
 	"testing"
 
@@ -64,4 +66,19 @@ func TestParseCaps(t *testing.T) {
 		_, err := parseCaps(bad)
 		require.Error(t, err, bad)
 	}
+}
+
+// Without it the last lines would be lost on a terminal that has no size, as
+// those are that mpirun gives its processes.
+func TestTerminalWithoutSize(t *testing.T) {
+	script, err := exec.LookPath("script")
+	if err != nil {
+		t.Skip("needs script, of util-linux")
+	}
+	args := tiny(text(t), t.TempDir(), "--steps", "10", "--batch", "2", "--nproc", "1")
+	cmd := exec.Command(script, "-qec", binary+" "+strings.Join(args, " "), os.DevNull)
+	cmd.Env = append(os.Environ(), "TERM=xterm")
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, string(out))
+	require.Contains(t, string(out), "done: loss")
 }
