@@ -50,6 +50,12 @@ func (d *DDP) compareAll(ctx context.Context, s device.Stream) error {
 	if err := d.compareBranches(ctx, s); err != nil {
 		return err
 	}
+	err = d.compare(ctx, s, "list of buffers", []byte(d.describeBuffers()), func(a, b []byte) string {
+		return fmt.Sprintf("%s, not %s", a, b)
+	})
+	if err != nil {
+		return err
+	}
 	return d.compare(ctx, s, "layout", d.layout.Encode(), func(a, b []byte) string {
 		la, err1 := bucket.Decode(a)
 		lb, err2 := bucket.Decode(b)

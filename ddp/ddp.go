@@ -46,6 +46,7 @@ import (
 	"math"
 	"sync/atomic"
 	"time"
+	"weak"
 
 	"gorgonia.org/gorgonia"
 
@@ -79,6 +80,12 @@ type Options struct {
 	// ones. Parameters are matched by name and live in one place. What no graph
 	// of a step uses on any rank keeps its value, moments and gradient.
 	Graphs []Graph
+	// Buffers are inputs that belong to the model without being trained, such as
+	// running means. They need values before New, which moves them; BufferMode
+	// says how ranks agree on them. A synchronised step with buffers waits for
+	// all ranks before its forward pass.
+	Buffers    gorgonia.Nodes
+	BufferMode BufferMode
 	// FindUnused leaves parameters that a loss doesn't reach out of its graph,
 	// instead of refusing them by name. They are then unused there, as those that
 	// other Graphs have.
@@ -130,6 +137,8 @@ func (o *Options) validate() (Options, error) {
 	switch {
 	case v.Timeout < 0:
 		return v, fmt.Errorf("ddp: Timeout is %v; it must not be negative", v.Timeout)
+	case v.BufferMode > AverageBuffers:
+		return v, fmt.Errorf("ddp: BufferMode %d: there are BroadcastBuffers and AverageBuffers", v.BufferMode)
 	case v.CheckParams < 0:
 		return v, fmt.Errorf("ddp: CheckParams is %d; it must not be negative", v.CheckParams)
 	case !(v.MaxNorm >= 0) || math.IsInf(v.MaxNorm, 0):
@@ -197,8 +206,10 @@ type DDP struct {
 	stopped  bool
 	bad      float64 // laneBad
 	hash     float64 // laneHash
-	hashes   []byte  // of each parameter
-	drifted  bool    // a step without communication made ranks differ
+	buffers  []*modelBuffer
+	claimed  []weak.Pointer[gorgonia.Node]
+	hashes   []byte // of each parameter
+	drifted  bool   // a step without communication made ranks differ
 	stats    Stats
 	opened   bool // New has ended
 	err      error
@@ -359,6 +370,7 @@ func (d *DDP) Close() error {
 		d.watch.stop()
 	}
 	d.watch.close()
+	d.release()
 	errs = append(errs, d.comm.Close())
 	if d.ownDev != nil {
 		errs = append(errs, d.ownDev.Close())

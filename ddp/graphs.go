@@ -40,6 +40,9 @@ func (d *DDP) compileAll(loss *gorgonia.Node) ([]bucket.Param, error) {
 	all := append([]Graph{{loss, d.nodes, d.opts.Outputs}}, d.opts.Graphs...)
 	d.nodes = nil
 	for i, g := range all {
+		if err := d.claim(g.Params); err != nil {
+			return nil, d.ofGraph(i, err)
+		}
 		if len(g.Params) == 0 {
 			return nil, d.ofGraph(i, errors.New("no parameter to train"))
 		}

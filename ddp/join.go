@@ -89,6 +89,9 @@ func (d *DDP) follow() (active int, err error) {
 	if active = d.header.active(); active < 0 {
 		return active, nil
 	}
+	if err := d.syncBuffers(); err != nil {
+		return 0, err
+	}
 	if err := d.contributeZeros(); err != nil {
 		return 0, err
 	}

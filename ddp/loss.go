@@ -53,4 +53,13 @@ func scalar(b []byte, t dtype.Type, i int) float64 {
 	return float64(math.Float32frombits(binary.NativeEndian.Uint32(b[4*i:])))
 }
 
+// putScalar sets element i of such memory.
+func putScalar(b []byte, t dtype.Type, i int, v float64) {
+	if t == dtype.Float64 {
+		binary.NativeEndian.PutUint64(b[8*i:], math.Float64bits(v))
+		return
+	}
+	binary.NativeEndian.PutUint32(b[4*i:], math.Float32bits(float32(v)))
+}
+
 func finite(v float64) bool { return !math.IsNaN(v) && !math.IsInf(v, 0) }

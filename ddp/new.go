@@ -84,6 +84,9 @@ func (d *DDP) setUp(ctx context.Context, loss *gorgonia.Node, refused error) err
 	if refused == nil {
 		refused = d.compile(loss)
 	}
+	if refused == nil {
+		refused = d.prepareBuffers()
+	}
 	if err := d.consent(ctx, stream, refused); err != nil {
 		return err
 	}
@@ -100,7 +103,7 @@ func (d *DDP) setUp(ctx context.Context, loss *gorgonia.Node, refused error) err
 	if err := d.broadcast(ctx, 0, comm.Tag{Name: "parameters", Bucket: -1}); err != nil {
 		return err
 	}
-	return nil
+	return d.broadcastBuffers(ctx, 0)
 }
 
 func (d *DDP) openDevice() (err error) {

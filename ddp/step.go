@@ -59,6 +59,9 @@ func (d *DDP) run() error {
 		if err := d.sendHeader(); err != nil {
 			return err
 		}
+		if err := d.syncBuffers(); err != nil {
+			return err
+		}
 	}
 	if err := d.compute(); err != nil {
 		return err

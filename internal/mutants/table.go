@@ -206,4 +206,22 @@ var mutants = []mutant{
 		New:      "from := b.in[2*b.n*(r&t.env.Comm.Rank()) :][:2*b.n]",
 		Packages: []string{"./ddp/hook"}, Run: "TestHooksReduce",
 	},
+	{
+		Name: "buffers stay those of each rank", File: "ddp/buffers.go",
+		Old:      "return d.broadcastBuffers(d.watch, h.active())",
+		New:      "return nil",
+		Packages: []string{"./ddp"}, Run: "TestBuffersAgree",
+	},
+	{
+		Name: "buffers of a rank without data count", File: "ddp/buffers.go",
+		Old:      "\t\t\tclear(mem)",
+		New:      "\t\t\t_ = mem",
+		Packages: []string{"./ddp"}, Run: "TestBuffersAgree",
+	},
+	{
+		Name: "a model is wrapped twice", File: "ddp/live.go",
+		Old:      "taken && owner != d",
+		New:      "taken && owner == nil",
+		Packages: []string{"./ddp"}, Run: "TestDoubleWrapping",
+	},
 }
