@@ -20,6 +20,13 @@ func Cost(op Op) (flops, bytes int64) {
 	if op.Attr.Accumulate {
 		bytes += int64(op.Out[0].Bytes())
 	}
+	switch op.Kind {
+	case LayerNormGradBeta: // its inputs only order it
+		bytes = int64(op.State[0].Bytes() + op.Out[0].Bytes())
+	case Embedding, Gather: // of the tables only the rows that are asked for
+		tables, index := len(op.In)-1, op.In[len(op.In)-1]
+		bytes = int64(index.Bytes() + (tables+1)*op.Out[0].Bytes())
+	}
 	if f, ok := flopsPerElement[op.Kind]; ok {
 		n := out
 		if len(op.In) > 0 && op.Kind != Binary { // whose first operand may be a scalar
@@ -48,7 +55,7 @@ func Cost(op Op) (flops, bytes int64) {
 
 // flopsPerElement is for kinds whose work is proportional to their first input.
 var flopsPerElement = map[Kind]int64{
-	Copy: 0, Fill: 0, ColSum: 1, Binary: 1, Unary: 1, Scale: 1, SumSquares: 2, ClipScale: 1,
+	Copy: 0, Fill: 0, Embedding: 0, ColSum: 1, Binary: 1, Unary: 1, Scale: 1, SumSquares: 2, ClipScale: 1,
 	LayerNorm: 7, LayerNormGradGamma: 5, LayerNormGradBeta: 0, LayerNormGradInput: 11,
 	Strided: 0, StridedGrad: 0, Concat: 0, Gather: 0, Reduce: 1,
 	Softmax: 5, LogSoftmax: 4, SoftmaxGrad: 4, LogSoftmaxGrad: 4,

@@ -24,6 +24,9 @@ func TestCost(t *testing.T) {
 		{device.Op{Kind: device.Attention, Attr: device.Attr{Heads: 2, Seq: 3}, In: list(m(6, 12)), Out: list(m(6, 4)),
 			State: []*device.State{{Tensor: m(12)}}}, 2 * 24 * 4, 4 * (72 + 24 + 12)},
 		{device.Op{Kind: device.Binary, In: list(m(), m(7)), Out: list(m(7))}, 7, 4 * 15},
+		{device.Op{Kind: device.LayerNormGradBeta, In: list(m(100, 7), m(7)), State: []*device.State{{Tensor: m(7)}}, Out: list(m(7))}, 0, 4 * 14},
+		{device.Op{Kind: device.Gather, In: list(m(100, 7), m(2)), Out: list(m(2, 7))}, 0, 4 * (2 + 28)},
+		{device.Op{Kind: device.Embedding, In: list(m(100, 7), m(9, 7), m(2)), Out: list(m(2, 7))}, 0, 4 * (2 + 42)},
 		{device.Op{Kind: device.Copy, In: list(m(7)), Out: list(m(7))}, 0, 56},
 	} {
 		flops, bytes := device.Cost(c.op)

@@ -95,7 +95,7 @@ func (st *step) cost() (flops, bytes int64) {
 const (
 	peakSide  = 512
 	peakBytes = 64 << 20
-	peakRuns  = 7
+	peakRuns  = 20
 )
 
 // MeasurePeak runs a float32 matrix product of side 512 and a copy of 64 MiB a

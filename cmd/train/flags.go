@@ -16,11 +16,11 @@ import (
 
 // options are the root command's flags.
 type options struct {
-	train                           trainer.Config
-	preset, backend, bucketCap, out string
-	nproc, threads                  int
-	json, quiet, printConfig        bool
-	from                            origins
+	train                             trainer.Config
+	preset, backend, bucketCap, out   string
+	nproc, threads                    int
+	json, quiet, printConfig, explain bool
+	from                              origins
 }
 
 // addFlags declares the flags. Their defaults are those of the preset, so a
@@ -66,6 +66,7 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 
 	f.String("config", "", "TOML file whose keys are the names of flags; the command line and TANDEM_TRAIN_<FLAG> come first")
 	f.BoolVar(&o.printConfig, "print-config", false, "print each value, with where it comes from, as such a file; train nothing")
+	f.BoolVar(&o.explain, "explain", false, "print the plan of a step, kernel by kernel, with shapes, memory, measured times and share of the machine's peaks; train nothing")
 }
 
 // fromPreset are the flags whose default is the preset's.

@@ -82,6 +82,9 @@ func (o *options) run(cmd *cobra.Command) error {
 	if err := o.checkText(cmd.Context()); err != nil {
 		return err
 	}
+	if o.explain {
+		return o.explainStep(cmd)
+	}
 	args, err := o.prepareOut(cmd.Context())
 	if err != nil {
 		return err
