@@ -75,6 +75,10 @@ func JoinFlights(all []*FlightRecord) *Flight {
 	newest := slices.MaxFunc(all, func(a, b *FlightRecord) int { return a.Start.Add(a.At).Compare(b.Start.Add(b.At)) })
 	f := &Flight{Size: newest.Size, Records: make([]*FlightRecord, newest.Size)}
 	for _, r := range all {
+		if r.Reason == "signal" && newest.Reason == "error" { // what came after it isn't in it
+			f.Ignored = append(f.Ignored, FlightName(r.Rank)+": written on a signal, before the failure")
+			continue
+		}
 		if r.JobID != newest.JobID || r.Generation != newest.Generation || r.Size != newest.Size {
 			f.Ignored = append(f.Ignored, FlightName(r.Rank)+": of another run")
 			continue

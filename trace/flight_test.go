@@ -90,6 +90,15 @@ func TestFlightSentences(t *testing.T) {
 			}},
 		{"killed", "rank 2 left no record (killed, frozen, or unable to write); ranks 0, 1, 3 have been in bucket 5 (seq 5) for 60 s",
 			func(all []*FlightRecord) []*FlightRecord { waiting(all); return slices.Delete(all, 2, 3) }},
+		{"killed after a signal", "rank 2 left no record (killed, frozen, or unable to write); ranks 0, 1, 3 have been in bucket 5 (seq 5) for 60 s",
+			func(all []*FlightRecord) []*FlightRecord {
+				waiting(all, 2)
+				for _, r := range all {
+					r.Reason = "error"
+				}
+				all[2].Reason, all[2].At = "signal", 30*time.Second
+				return all
+			}},
 		{"another communicator", "rank 1 never launched barrier (seq 0 of world/0.1); 0 has waited 60 s",
 			func(all []*FlightRecord) []*FlightRecord {
 				for _, r := range all[:2] {
