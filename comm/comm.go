@@ -36,7 +36,9 @@ func (o Op) String() string {
 
 var opNames = [...]string{Sum: "sum", Avg: "avg", Min: "min", Max: "max", Prod: "prod"}
 
-// Tag says what a collective is for. It travels in errors and recorders only.
+// Tag says what a collective is for, in errors and recorders. Ranks must agree
+// on the bucket, since buckets in another order would be added to one another;
+// the name is not compared.
 type Tag struct {
 	// Name is the purpose, such as "bucket", "step header" or "broadcast".
 	Name string

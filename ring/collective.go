@@ -25,6 +25,9 @@ func (g *group) perform(o *operation) error {
 		}
 		return nil
 	}
+	if g.shared != nil {
+		return g.shared.perform(o)
+	}
 	small := o.call.Bytes()*(size-1) <= g.n.o.plan.exchangeLimit(size)
 	switch o.call.Kind {
 	case comm.KindAllReduce:
@@ -189,33 +192,30 @@ func reduceOp(op comm.Op) simd.ReduceOp {
 	return simd.ReduceSum
 }
 
-// broadcast passes the root's buffer along the ring, piece by piece; the rank
-// before the root is the last.
+// broadcast passes the root's buffer along the ring, piece by piece. The rank
+// before the root is the last: it sends only its header, so that the root hears
+// of a disagreement too.
 func (g *group) broadcast(o *operation) error {
 	size := len(g.world)
-	at := (g.rank - o.call.Root + size) % size
+	at := (g.rank - o.call.Root + size) % size // hops from the root
+	last, limit := at == size-1, 0
 	g.expect(o, algoRing, g.left(), g.link.frame())
-	last := at == size-1
 	if !last {
 		g.link.queue(o.dst)
-		limit := 0
-		if at == 0 {
-			limit = len(o.dst)
-		}
-		if err := g.link.start(limit); err != nil {
-			return err
-		}
+	}
+	if at == 0 {
+		limit = len(o.dst)
+	}
+	if err := g.link.start(limit); err != nil {
+		return err
+	}
+	if err := g.readHead(); err != nil {
+		return err
 	}
 	if at > 0 {
-		if err := g.readHead(); err != nil {
-			return err
-		}
 		if err := g.place(o.dst, !last, -1); err != nil {
 			return err
 		}
-	}
-	if last {
-		return nil
 	}
 	return g.link.finish()
 }

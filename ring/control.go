@@ -134,6 +134,7 @@ type court struct {
 	best    *failure // candidate, decided upon when timer ends
 	timer   *time.Timer
 	asked   *failure // a timeout whose culprit is being looked for
+	since   time.Time
 	answers map[int]uint64
 }
 
@@ -167,7 +168,7 @@ func (n *node) accuse(f *failure) {
 			return
 		}
 		c.best = f
-		c.arm(n, symptomGrace, func() { n.decide(c.best) })
+		c.arm(n, symptomGrace, func() { n.decide(n.withOperation(c.best)) }) // it may wait for that rank by now
 	default:
 		n.decide(n.withOperation(f))
 	}
@@ -224,7 +225,23 @@ func (n *node) ask(f *failure) {
 	}
 	c.asked, c.answers = f, map[int]uint64{n.o.Rank: n.startedIn(f.group)}
 	n.tellAll(&message{kind: msgQuery, group: f.group})
-	c.arm(n, queryGrace, n.conclude)
+	c.since = time.Now()
+	c.arm(n, queryGrace, n.recess)
+}
+
+// recess concludes unless a rank that did not answer is alive: it is slow.
+func (n *node) recess() {
+	c := &n.court
+	for r, p := range n.peers {
+		if _, ok := c.answers[r]; p == nil || ok || p.gone.Load() || n.silent(p) {
+			continue
+		}
+		if time.Since(c.since) < queryLimit {
+			c.arm(n, queryGrace/3, n.recess)
+			return
+		}
+	}
+	n.conclude()
 }
 
 func (n *node) answer(peer int, m *message) {

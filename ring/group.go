@@ -35,7 +35,8 @@ type group struct {
 	sendSeq, recvSeq []uint64
 
 	run     sync.Mutex // one operation at a time; the rest of this block is its holder's
-	link    link
+	link    link       // over TCP
+	shared  *shared    // or this
 	want    header
 	head    [headerSize]byte
 	scratch []byte // incoming data to be added
@@ -84,36 +85,15 @@ func (g *group) connect(ctx context.Context) error {
 	if len(g.world) == 1 {
 		return nil
 	}
+	if oneHost(g.n.cards, g.world) {
+		return g.connectShared(ctx)
+	}
 	n, right := g.n, (g.rank+1)%len(g.world)
-	type result struct {
-		c   net.Conn
-		err error
-	}
-	out := make(chan result, 1)
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	go func() {
-		w := g.world[right]
-		c, err := dial(ctx, n.cards[w].Addrs, &n.o, n.self, connKey{connData, g.id, n.o.Rank}, w)
-		if err != nil {
-			cancel(err)
-		}
-		out <- result{c, err}
-	}()
-	in, err := n.lis.take(ctx, n.failed, connKey{connData, g.id, g.world[g.left()]})
+	in, out, err := g.neighbours(ctx, g.world[g.left()], g.world[right])
 	if err != nil {
-		cancel(err)
-	}
-	r := <-out
-	if err = errors.Join(r.err, err); err != nil {
-		for _, c := range []net.Conn{in, r.c} {
-			if c != nil {
-				_ = c.Close()
-			}
-		}
 		return err
 	}
-	l, err := newLink(in, r.c, g.left(), right, n.o.plan.portable, n.spawn, g.sendFailed)
+	l, err := newLink(in, out, g.left(), right, n.o.plan.portable, n.spawn, g.sendFailed)
 	if err != nil {
 		return err
 	}
@@ -124,6 +104,36 @@ func (g *group) connect(ctx context.Context) error {
 		g.hangUp()
 	}
 	return nil
+}
+
+// neighbours dials the right one while the left one dials this rank.
+func (g *group) neighbours(ctx context.Context, left, right int) (in, out net.Conn, err error) {
+	n := g.n
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var dialErr error
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		out, dialErr = dial(ctx, n.cards[right].Addrs, &n.o, n.self, connKey{connData, g.id, n.o.Rank}, right)
+		if dialErr != nil {
+			cancel(dialErr)
+		}
+	}()
+	in, err = n.lis.take(ctx, n.failed, connKey{connData, g.id, left})
+	if err != nil {
+		cancel(err)
+	}
+	<-done
+	if err = errors.Join(dialErr, err); err == nil {
+		return in, out, nil
+	}
+	for _, c := range []net.Conn{in, out} {
+		if c != nil {
+			_ = c.Close()
+		}
+	}
+	return nil, nil, err
 }
 
 // sendFailed ends the operation that is running, which waits for data from the
@@ -138,7 +148,18 @@ func (g *group) sendFailed(err error) {
 func (g *group) Rank() int { return g.rank }
 func (g *group) Size() int { return len(g.world) }
 
-func (g *group) Alloc(bytes int) (device.Buffer, error) { return g.n.o.Device.Alloc(bytes) }
+// Alloc returns memory that the other ranks of this host can read, if there are
+// any, else the device's. It stays valid after Close.
+func (g *group) Alloc(bytes int) (device.Buffer, error) {
+	if g.n.host != nil && bytes > 0 {
+		b, err := g.n.host.alloc(bytes)
+		if err == nil {
+			return b, nil
+		}
+		g.n.o.Logger.Warn("no shared memory: this buffer will be copied", "rank", g.n.o.Rank, "bytes", bytes, "err", err)
+	}
+	return g.n.o.Device.Alloc(bytes)
+}
 
 func (g *group) AllReduce(s device.Stream, dst, src device.Buffer, t dtype.Type, op comm.Op, tag comm.Tag) error {
 	return g.enqueue(s, dst, src, comm.Call{Kind: comm.KindAllReduce, Op: op, Type: t, Tag: tag}, -1)
@@ -293,7 +314,10 @@ func (g *group) Close() error {
 	}
 	g.run.Lock() // what was running has noticed
 	defer g.run.Unlock()
-	return nil
+	if g.parent == nil && g.n.host != nil {
+		return g.n.host.close()
+	}
+	return g.release()
 }
 
 // forget removes a closed group.
@@ -309,6 +333,9 @@ func (g *group) hangUp() {
 	defer g.mu.Unlock()
 	if g.link != nil {
 		g.link.close()
+	}
+	if g.shared != nil {
+		g.shared.hangUp()
 	}
 	for _, c := range g.inbound {
 		_ = c.Close()

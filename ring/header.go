@@ -24,6 +24,7 @@ const (
 	algoExchange = 1 // every rank gets all contributions and adds them itself
 	algoRing     = 2 // reduce-scatter and all-gather around the ring
 	algoDirect   = 3 // between two ranks
+	algoShared   = 4 // through memory of one host
 )
 
 // header is everything that two neighbours must agree on.
@@ -79,7 +80,7 @@ func parseHeader(b []byte) (h header, err error) {
 	h.from = int(le.Uint32(b[60:]))
 	switch {
 	case !h.call.Kind.Valid(), h.call.Op > comm.Prod, h.call.Type != dtype.Invalid && !h.call.Type.Valid(),
-		h.algorithm < algoExchange || h.algorithm > algoDirect, le.Uint16(b[10:]) != 0,
+		h.algorithm < algoExchange || h.algorithm > algoShared, le.Uint16(b[10:]) != 0,
 		h.call.Root >= maxWorld, h.from >= maxWorld, count > 1<<56:
 		return h, fmt.Errorf("ring: malformed frame header % x", b)
 	}

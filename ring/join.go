@@ -21,6 +21,10 @@ import (
 type card struct {
 	Size  int      // of the world, as this rank believes
 	Addrs []string // where it listens
+
+	Transport string    // Options.Transport
+	Shm       *hostCard `json:",omitempty"` // nil if it shares no memory
+	NoShm     string    `json:",omitempty"` // why, if that is not by choice
 }
 
 // table is what rank 0 publishes.
@@ -35,9 +39,9 @@ const joinGrace = 2 * time.Second
 
 // join exchanges addresses through the store, under a prefix of this
 // generation.
-func join(ctx context.Context, o *Options, addrs []string) ([]card, error) {
+func join(ctx context.Context, o *Options, self card) ([]card, error) {
 	st := o.keys()
-	if err := claim(ctx, st, o, addrs); err != nil {
+	if err := claim(ctx, st, o, self); err != nil {
 		return nil, err
 	}
 	if o.Rank == 0 {
@@ -91,15 +95,15 @@ func together(ctx context.Context, o *Options, f func(context.Context) error) er
 }
 
 // claim takes this rank's number and publishes its card.
-func claim(ctx context.Context, st rendezvous.Store, o *Options, addrs []string) error {
+func claim(ctx context.Context, st rendezvous.Store, o *Options, self card) error {
 	n, err := st.Add(ctx, "claim/"+strconv.Itoa(o.Rank), 1)
 	if err != nil {
 		return fmt.Errorf("ring: rank %d: %w", o.Rank, err)
 	}
 	if n > 1 {
-		return refuse(ctx, st, fmt.Sprintf("rank %d exists %d times (%s is the last): start every rank once", o.Rank, n, strings.Join(addrs, ", ")))
+		return refuse(ctx, st, fmt.Sprintf("rank %d exists %d times (%s is the last): start every rank once", o.Rank, n, strings.Join(self.Addrs, ", ")))
 	}
-	v, err := json.Marshal(card{o.Size, addrs})
+	v, err := json.Marshal(self)
 	if err != nil {
 		return fmt.Errorf("ring: rank %d: %w", o.Rank, err)
 	}
@@ -153,6 +157,13 @@ func collect(ctx context.Context, st rendezvous.Store, o *Options) ([]card, erro
 		if cards[i].Size != o.Size {
 			return nil, refuse(ctx, st, fmt.Sprintf("world size is %d on rank 0, %d on rank %d", o.Size, cards[i].Size, i))
 		}
+	}
+	refusal, note := agreeTransport(cards)
+	if refusal != "" {
+		return nil, refuse(ctx, st, refusal)
+	}
+	if note != "" {
+		o.Logger.Info("ranks talk over TCP", "why", note)
 	}
 	v, err := json.Marshal(table{Cards: cards})
 	if err != nil {

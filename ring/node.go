@@ -24,6 +24,7 @@ type node struct {
 	job     uint64
 	cards   []card
 	lis     *listener
+	host    *host // nil when memory is shared with nobody
 	kernels *simd.Kernels
 	start   time.Time
 
@@ -44,12 +45,16 @@ type node struct {
 }
 
 const (
-	// grace is how long a rank whose connection broke waits for the cause.
-	grace = 500 * time.Millisecond
-	// symptomGrace is how long rank 0 waits for a better explanation than a
-	// broken connection, and queryGrace for answers; both end before grace.
+	// grace is how long a rank whose connection broke waits for the cause, and
+	// patience how long if the arbiter is known to live but short of time.
+	grace    = 500 * time.Millisecond
+	patience = 3 * time.Second
+	// symptomGrace is how long the arbiter waits for a better explanation than a
+	// broken connection, and queryGrace for answers of ranks that are silent as
+	// well; both end before grace. queryLimit is for ranks that live.
 	symptomGrace = 250 * time.Millisecond
 	queryGrace   = 300 * time.Millisecond
+	queryLimit   = 2 * time.Second
 )
 
 // New joins the group of o.Size ranks and returns when this rank is connected
@@ -99,7 +104,11 @@ func (n *node) connect(ctx context.Context, g *group) error {
 	if n.lis, err = listen(ips, &n.o, n.self); err != nil {
 		return err
 	}
-	if n.cards, err = join(ctx, &n.o, n.lis.addrs()); err != nil {
+	self := n.offer(ctx)
+	if n.cards, err = join(ctx, &n.o, self); err != nil {
+		return err
+	}
+	if err := n.keepHost(); err != nil {
 		return err
 	}
 	return together(ctx, &n.o, func(ctx context.Context) error {
@@ -202,19 +211,28 @@ func (n *node) settle(f *failure) *failure {
 	if n.failure.Load() == nil && n.suspect.CompareAndSwap(nil, f) {
 		n.report(f)
 	}
-	for {
+	for begun := time.Now(); ; {
 		asked := n.arbiter()
 		select {
 		case <-n.failed:
 			return n.failure.Load()
 		case <-time.After(grace):
 		}
-		if asked == nil || time.Duration(n.now()-asked.heard.Load()) < 2*n.o.Heartbeat {
+		// An arbiter that lives, perhaps this rank, will decide.
+		alive := asked == nil && n.o.Rank <= 1 || asked != nil && !n.silent(asked)
+		switch {
+		case alive && time.Since(begun) < patience:
+		case asked == nil || alive:
 			n.adopt(n.alone(f))
-		} else {
+		default:
 			n.lost(asked, fmt.Sprintf("rank %d does not answer (seen here: %s)", asked.peer, f.text))
 		}
 	}
+}
+
+// silent is whether c has missed a heartbeat.
+func (n *node) silent(c *control) bool {
+	return time.Duration(n.now()-c.heard.Load()) > 2*n.o.Heartbeat
 }
 
 // arbiter is the connection to the rank that decides which failure came first:

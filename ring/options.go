@@ -42,6 +42,12 @@ type Options struct {
 	// on loopback and nothing more on the links that ranks are placed on.
 	Congestion string
 
+	// Transport is TransportAuto (also ""), TransportShm or TransportTCP; all
+	// ranks must give the same. Auto means shared memory in groups whose ranks
+	// are on one host, which is where Host, user, running kernel and network
+	// namespace are equal, and TCP in others. Shm refuses to do without.
+	Transport string
+
 	// Timeout is how long New waits for the other ranks, and how long an
 	// operation at the head of the queue waits for their data. Default 60 s.
 	Timeout time.Duration
@@ -103,6 +109,9 @@ func (o Options) validate() (Options, error) {
 	if o.Logger == nil {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
+	if o.Transport == "" {
+		o.Transport = TransportAuto
+	}
 	if o.Host == "" {
 		o.Host = "127.0.0.1"
 	}
@@ -122,6 +131,8 @@ func (o Options) validate() (Options, error) {
 		return o, fmt.Errorf("ring: Timeout %v and Heartbeat %v must not be negative", o.Timeout, o.Heartbeat)
 	case o.DeadAfter < 2*o.Heartbeat:
 		return o, fmt.Errorf("ring: DeadAfter %v is less than two heartbeats of %v", o.DeadAfter, o.Heartbeat)
+	case o.Transport != TransportAuto && o.Transport != TransportShm && o.Transport != TransportTCP:
+		return o, fmt.Errorf("ring: Transport is %q, want %q, %q or %q", o.Transport, TransportAuto, TransportShm, TransportTCP)
 	case o.Generation < 0:
 		return o, fmt.Errorf("ring: Generation %d is negative", o.Generation)
 	}

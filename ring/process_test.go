@@ -32,6 +32,7 @@ type job struct {
 	Ops        int           // how many, 0 for no end
 	DeadAfter  time.Duration // Options
 	Timeout    time.Duration
+	Transport  string
 }
 
 // report is what it says at its end, as one line.
@@ -73,7 +74,7 @@ func work(j job, out *os.File) error {
 		return err
 	}
 	c, err := New(ctx, Options{Rank: j.Rank, Size: j.Size, Store: st, Device: dev,
-		Timeout: j.Timeout, DeadAfter: j.DeadAfter, Heartbeat: j.DeadAfter / 10})
+		Timeout: j.Timeout, DeadAfter: j.DeadAfter, Heartbeat: j.DeadAfter / 10, Transport: j.Transport})
 	if err != nil {
 		return err
 	}

@@ -44,17 +44,17 @@ func spawn(o Options) commtest.Spawn {
 
 // Without this the TCP backend could break any promise of comm.
 func TestConformance(t *testing.T) {
-	commtest.Run(t, spawn(Options{}))
+	commtest.Run(t, spawn(Options{Transport: TransportTCP}))
 }
 
 // Without this the pipelined algorithms would be tested on long buffers only,
 // where blocks are never empty.
 func TestConformancePipelined(t *testing.T) {
-	commtest.Run(t, spawn(Options{plan: plan{exchangeBytes: -1}}))
+	commtest.Run(t, spawn(Options{Transport: TransportTCP, plan: plan{exchangeBytes: -1}}))
 }
 
 // Without this the link of the systems that have no poll here would be tested
 // nowhere.
 func TestConformancePortable(t *testing.T) {
-	commtest.Run(t, spawn(Options{plan: plan{exchangeBytes: -1, portable: true}}))
+	commtest.Run(t, spawn(Options{Transport: TransportTCP, plan: plan{exchangeBytes: -1, portable: true}}))
 }

@@ -48,83 +48,89 @@ func (r *rig) agree(target error, except ...int) *comm.OpError {
 	return first
 }
 
+// odd is a call that one rank makes instead of the others'.
+type odd func(r *rig, i, n int) error
+
+func oddReduce(d dtype.Type, op comm.Op, bucket int) odd {
+	return func(r *rig, i, n int) error {
+		buf := r.buffer(i, make([]byte, n*d.Size()))
+		return r.comms[i].AllReduce(r.streams[i], buf, buf, d, op, tag(bucket))
+	}
+}
+
+func oddBroadcast(root int) odd {
+	return func(r *rig, i, n int) error {
+		return r.comms[i].Broadcast(r.streams[i], r.buffer(i, make([]byte, 4*n)), dtype.Float32, root, tag(3))
+	}
+}
+
+func oddScatter(r *rig, i, n int) error {
+	one, all := r.buffer(i, make([]byte, 4*n)), r.buffer(i, make([]byte, 4*n*len(r.comms)))
+	return r.comms[i].ReduceScatter(r.streams[i], one, all, dtype.Float32, comm.Sum, tag(3))
+}
+
+func oddGather(r *rig, i, n int) error {
+	one, all := r.buffer(i, make([]byte, 4*n)), r.buffer(i, make([]byte, 4*n*len(r.comms)))
+	return r.comms[i].AllGather(r.streams[i], all, one, dtype.Float32, tag(3))
+}
+
 // Without this ranks that call different things would add garbage, or wait for
 // ever for bytes that don't come.
 func testMismatch(s *suite, t *testing.T) {
-	const d = dtype.Float32
-	type call struct {
-		name string
-		do   func(r *rig, i, n int) error
-	}
-	reduce := func(d dtype.Type, op comm.Op, bucket int) func(r *rig, i, n int) error {
-		return func(r *rig, i, n int) error {
-			buf := r.buffer(i, make([]byte, n*d.Size()))
-			return r.comms[i].AllReduce(r.streams[i], buf, buf, d, op, tag(bucket))
-		}
-	}
-	broadcast := func(root int) func(r *rig, i, n int) error {
-		return func(r *rig, i, n int) error {
-			return r.comms[i].Broadcast(r.streams[i], r.buffer(i, make([]byte, 4*n)), d, root, tag(3))
-		}
-	}
-	scatter := func(r *rig, i, n int) error {
-		size := len(r.comms)
-		return r.comms[i].ReduceScatter(r.streams[i], r.buffer(i, make([]byte, 4*n)), r.buffer(i, make([]byte, 4*n*size)), d, comm.Sum, tag(3))
-	}
-	gather := func(r *rig, i, n int) error {
-		size := len(r.comms)
-		return r.comms[i].AllGather(r.streams[i], r.buffer(i, make([]byte, 4*n*size)), r.buffer(i, make([]byte, 4*n)), d, tag(3))
-	}
-	base := call{"allreduce", reduce(d, comm.Sum, 3)}
+	base := oddReduce(dtype.Float32, comm.Sum, 3)
 	for _, c := range []struct {
-		what      string
-		a, b      call
-		nA, nB    int
-		mustNames []string
+		what   string
+		a, b   odd
+		nA, nB int
+		names  []string // what every rank's error must contain
 	}{
 		{"length", base, base, 10, 12, []string{"10", "12"}},
 		{"long", base, base, 100_000, 100_001, []string{"100000", "100001"}},
 		{"short and long", base, base, 5, 90_000, []string{"5", "90000"}},
 		{"empty", base, base, 0, 7, []string{"0", "7"}},
 		{"filled", base, base, 7, 0, []string{"0", "7"}},
-		{"type", base, call{"", reduce(dtype.Int32, comm.Sum, 3)}, 50, 50, []string{"float32", "int32"}},
-		{"size", base, call{"", reduce(dtype.Float64, comm.Sum, 3)}, 50_000, 50_000, []string{"float32", "float64"}},
-		{"operation", base, call{"", reduce(d, comm.Max, 3)}, 50, 50, []string{"sum", "max"}},
-		{"bucket", base, call{"", reduce(d, comm.Sum, 4)}, 50, 50, []string{"3", "4"}},
-		{"collective", base, call{"", broadcast(0)}, 50, 50, []string{"allreduce", "broadcast"}},
-		{"scatter length", call{"", scatter}, call{"", scatter}, 10_000, 10_010, []string{"10000", "10010"}},
-		{"gather length", call{"", gather}, call{"", gather}, 10_000, 10_010, []string{"10000", "10010"}},
-		{"broadcast length", call{"", broadcast(0)}, call{"", broadcast(0)}, 70_000, 70_010, []string{"70000", "70010"}},
-		{"scatter and gather", call{"", scatter}, call{"", gather}, 500, 500, []string{"reduce-scatter", "all-gather"}},
+		{"type", base, oddReduce(dtype.Int32, comm.Sum, 3), 50, 50, []string{"float32", "int32"}},
+		{"size", base, oddReduce(dtype.Float64, comm.Sum, 3), 50_000, 50_000, []string{"float32", "float64"}},
+		{"operation", base, oddReduce(dtype.Float32, comm.Max, 3), 50, 50, []string{"sum", "max"}},
+		{"bucket", base, oddReduce(dtype.Float32, comm.Sum, 4), 50, 50, []string{"3", "4"}},
+		{"collective", base, oddBroadcast(0), 50, 50, []string{"allreduce", "broadcast"}},
+		{"scatter length", oddScatter, oddScatter, 10_000, 10_010, []string{"10000", "10010"}},
+		{"gather length", oddGather, oddGather, 10_000, 10_010, []string{"10000", "10010"}},
+		{"broadcast length", oddBroadcast(0), oddBroadcast(0), 70_000, 70_010, []string{"70000", "70010"}},
+		{"root", oddBroadcast(0), oddBroadcast(1), 50, 50, []string{"from rank 0", "from rank 1"}},
+		{"scatter and gather", oddScatter, oddGather, 500, 500, []string{"reduce-scatter", "all-gather"}},
 	} {
 		for _, size := range []int{2, 3, 4} {
 			t.Run(fmt.Sprintf("%s/%d", c.what, size), func(t *testing.T) {
-				odd := size - 1
 				s.with(t, size, Config{}, func(r *rig) {
-					r.must("before", func(i int) error { return r.allReduce(i, 3, 0) })
-					r.each(func(i int) error {
-						do, n := c.a.do, c.nA
-						if i == odd {
-							do, n = c.b.do, c.nB
+					mismatch(r, func(i int) error {
+						if i == size-1 {
+							return c.b(r, i, c.nB)
 						}
-						if err := do(r, i, n); err != nil {
-							return err
-						}
-						return r.sync(i)
-					})
-					e := r.agree(comm.ErrMismatch)
-					for i := range r.comms {
-						for _, name := range c.mustNames {
-							if msg := r.comms[i].Err().Error(); !strings.Contains(msg, name) {
-								t.Errorf("rank %d: %q does not name %s", i, msg, name)
-							}
-						}
-					}
-					if e.Seq != 1 {
-						t.Errorf("seq is %d, want 1", e.Seq)
-					}
+						return c.a(r, i, c.nA)
+					}, c.names)
 				})
 			})
+		}
+	}
+}
+
+func mismatch(r *rig, call func(i int) error, names []string) {
+	r.must("before", func(i int) error { return r.allReduce(i, 3, 0) })
+	r.each(func(i int) error {
+		if err := call(i); err != nil {
+			return err
+		}
+		return r.sync(i)
+	})
+	if e := r.agree(comm.ErrMismatch); e.Seq != 1 {
+		r.t.Errorf("seq is %d, want 1", e.Seq)
+	}
+	for i := range r.comms {
+		for _, name := range names {
+			if msg := r.comms[i].Err().Error(); !strings.Contains(msg, name) {
+				r.t.Errorf("rank %d: %q does not name %s", i, msg, name)
+			}
 		}
 	}
 }

@@ -1,0 +1,253 @@
+package ring
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/tandem-go/tandem/comm"
+	"github.com/tandem-go/tandem/comm/commtest"
+	"github.com/tandem-go/tandem/cpu"
+	"github.com/tandem-go/tandem/device"
+	"github.com/tandem-go/tandem/rendezvous"
+)
+
+// Without this ranks of one host could break any promise of comm, or the
+// choice of their transport never be made.
+func TestConformanceShared(t *testing.T) {
+	needShared(t)
+	commtest.Run(t, spawn(Options{Transport: TransportShm}))
+}
+
+// Without this the direct algorithms would be tested on long buffers only.
+func TestConformanceSharedLong(t *testing.T) {
+	needShared(t)
+	commtest.Run(t, spawn(Options{Transport: TransportShm, plan: plan{exchangeBytes: -1}}))
+}
+
+// Without this buffers that no other rank can read, on some ranks or on all,
+// would be tested nowhere.
+func TestConformanceStaged(t *testing.T) {
+	needShared(t)
+	commtest.Run(t, func(t testing.TB, dev device.Device, n int, c commtest.Config) []comm.Communicator {
+		all := spawn(Options{Transport: TransportShm, plan: plan{exchangeBytes: -1}})(t, dev, n, c)
+		for i := range all {
+			p := &private{Communicator: all[i], dev: dev}
+			p.count.Store(int64(i))
+			all[i] = p
+		}
+		return all
+	})
+}
+
+// private is a communicator of which two buffers in three are the device's.
+type private struct {
+	comm.Communicator
+	dev   device.Device
+	count atomic.Int64
+}
+
+func (p *private) Alloc(n int) (device.Buffer, error) {
+	if p.count.Add(1)%3 == 0 {
+		return p.Communicator.Alloc(n)
+	}
+	return p.dev.Alloc(n)
+}
+
+// needShared skips where memory can't be shared.
+func needShared(t testing.TB) {
+	t.Helper()
+	n := &node{o: Options{Size: 2, Transport: TransportShm}, lis: &listener{}}
+	n.o, _ = n.o.validate()
+	if c := n.offer(t.Context()); c.Shm == nil {
+		t.Skip("no shared memory here: " + c.NoShm)
+	}
+	if err := n.host.close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Without this the death or the stop of a process could leave the others
+// asleep on a word that nobody writes any more.
+func TestKillShared(t *testing.T) {
+	needShared(t)
+	for _, size := range []int{2, 4} {
+		for _, elems := range []int{10, 3_000_000} {
+			for _, victim := range []int{0, 1, size - 1} {
+				t.Run(fmt.Sprintf("%d of %d, %d", victim, size, elems), func(t *testing.T) {
+					p, _ := startProcesses(t, job{Size: size, Elems: elems, Transport: TransportShm}, 0)
+					if err := p.cmd[victim].Process.Kill(); err != nil {
+						t.Fatal(err)
+					}
+					all := p.reports(victim)
+					agreed(t, all, victim)
+					for _, r := range all {
+						if !r.Lost || r.Op != "allreduce" {
+							t.Errorf("want ErrLost in an allreduce: %+v", r)
+						}
+					}
+				})
+			}
+		}
+	}
+	for _, victim := range []int{0, 2} {
+		t.Run(fmt.Sprint("stop ", victim), func(t *testing.T) {
+			p, _ := startProcesses(t, job{Size: 3, Elems: 1000, DeadAfter: time.Second, Transport: TransportShm}, 0)
+			if err := p.cmd[victim].Process.Signal(syscall.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+			agreed(t, p.reports(victim), victim)
+		})
+	}
+}
+
+// Without this buffers would die with the communicator that allocated them, or
+// their segments outlive it.
+func TestSharedAfterClose(t *testing.T) {
+	needShared(t)
+	dev, err := cpu.New(&cpu.Options{Threads: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dev.Close()
+	all := start(t, 2, Options{Device: dev, Transport: TransportShm})
+	var bufs [][]byte
+	for _, n := range []int{1, 100, 70_000, 5 << 20} {
+		for _, c := range all {
+			b, err := c.Alloc(n)
+			if err != nil {
+				t.Fatal(err)
+			}
+			p, _ := b.HostBytes()
+			if len(bytes.Trim(p, "\x00")) != 0 {
+				t.Fatalf("%d bytes are not zero", n)
+			}
+			for i := range p {
+				p[i] = byte(i*7 + n)
+			}
+			bufs = append(bufs, p)
+		}
+	}
+	if errs := exchangeMessages(dev, all); errors.Join(errs...) != nil {
+		t.Fatal(errs)
+	}
+	if n := segments(t); n == 0 {
+		t.Error("no segment is mapped")
+	}
+	for _, c := range all {
+		if err := c.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, p := range bufs {
+		n := len(p)
+		for i := range p {
+			if p[i] != byte(i*7+n) {
+				t.Fatalf("byte %d of %d changed", i, n)
+			}
+			p[i]++
+		}
+	}
+	if n := segments(t); n != 0 {
+		t.Errorf("%d segments are still mapped", n)
+	}
+}
+
+// segments counts mappings of segments in this process.
+func segments(t *testing.T) int {
+	t.Helper()
+	b, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Count(string(b), "memfd:tandem")
+}
+
+// Without this two transports could be mixed in one group, or ranks that can't
+// share be made to, or one would not hear why.
+func TestTransports(t *testing.T) {
+	needShared(t)
+	dev, err := cpu.New(&cpu.Options{Threads: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dev.Close()
+	const shared, tcp = "shared", "tcp"
+	for _, c := range []struct{ t0, t1, h0, h1, want string }{
+		{"", "", "", "", shared},
+		{TransportShm, TransportShm, "", "", shared},
+		{TransportTCP, TransportTCP, "", "", tcp},
+		{"", "", "127.0.0.1", "127.0.0.2", tcp},
+		{TransportShm, TransportTCP, "", "", "transport"},
+		{TransportAuto, TransportTCP, "", "", "transport"},
+		{TransportShm, TransportShm, "127.0.0.1", "127.0.0.2", "several values of Host"},
+	} {
+		st := rendezvous.NewMem()
+		all, errs := make([]comm.Communicator, 2), make([]error, 2)
+		var wg sync.WaitGroup
+		for i := range all {
+			wg.Go(func() {
+				o := Options{Rank: i, Size: 2, Store: st, Device: dev, Transport: []string{c.t0, c.t1}[i], Host: []string{c.h0, c.h1}[i]}
+				all[i], errs[i] = New(context.Background(), o)
+			})
+		}
+		wg.Wait()
+		for i := range all {
+			if errs[i] != nil {
+				if c.want == shared || c.want == tcp || !strings.Contains(errs[i].Error(), c.want) {
+					t.Errorf("%+v: rank %d: %v", c, i, errs[i])
+				}
+				continue
+			}
+			g := all[i].(*group)
+			if got := map[bool]string{true: shared, false: tcp}[g.shared != nil]; got != c.want || (g.link == nil) != (got == shared) {
+				t.Errorf("%+v: rank %d: %s", c, i, got)
+			}
+			defer all[i].Close()
+		}
+		_ = st.Close()
+	}
+}
+
+// Without this an offset that a faulty peer gives could make this rank read
+// outside of a mapping.
+func TestSharedBounds(t *testing.T) {
+	needShared(t)
+	dev, err := cpu.New(&cpu.Options{Threads: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dev.Close()
+	all := start(t, 2, Options{Device: dev, Transport: TransportShm, Timeout: time.Second})
+	g := all[0].(*group)
+	b, err := all[1].Alloc(4096)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, _ := b.HostBytes()
+	id, off := all[1].(*group).n.host.locate(p)
+	if got, err := g.shared.view(1, id, off, len(p)); err != nil || len(got) != len(p) {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		id     uint64
+		off, n int
+	}{{id, -1, 1}, {id, off, 1 << 40}, {id, 1 << 40, 1}, {id, 1<<63 - 1, 8}, {id + 7, 0, 1}} {
+		if _, err := g.shared.view(1, c.id, c.off, c.n); err == nil {
+			t.Errorf("%+v: no error", c)
+		}
+	}
+	for _, c := range all {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
