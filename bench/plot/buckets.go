@@ -10,6 +10,7 @@ import (
 	"strconv"
 
 	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/font"
 	"gonum.org/v1/plot/plotter"
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
@@ -48,7 +49,8 @@ func Buckets(w io.Writer, format string, r *bench.BucketsReport) error {
 		}
 		top = max(top, t)
 	}
-	p.Y.Min, p.Y.Max = 0, 1.15*top
+	// The legend has its place above all lines.
+	p.Y.Min, p.Y.Max = 0, top*(1.1+0.1*float64(len(r.Links)))
 	if err := addDefault(p, r.Links[0]); err != nil {
 		return fmt.Errorf("plot: %w", err)
 	}
@@ -64,7 +66,7 @@ func Buckets(w io.Writer, format string, r *bench.BucketsReport) error {
 func frame(r *bench.BucketsReport) *plot.Plot {
 	p, l := plot.New(), r.Links[0]
 	p.Title.Text = fmt.Sprintf("%s, %d ranks × %d threads: throughput over bucket cap", l.Preset, l.WorldSize, l.Threads)
-	p.Title.Padding = 2 * vg.Millimeter
+	p.Title.Padding = 3 * vg.Millimeter
 	p.X.Label.Text = fmt.Sprintf("bucket cap (MiB, logarithmic; the gradient is %.3g MiB)", l.GradientMB)
 	p.Y.Label.Text = "throughput, all ranks (tokens/s)"
 	p.X.Padding, p.Y.Padding = vg.Millimeter, vg.Millimeter
@@ -72,8 +74,13 @@ func frame(r *bench.BucketsReport) *plot.Plot {
 	p.X.Tick.Marker = capTicks(caps(l))
 	p.Y.Tick.Marker = plot.TickerFunc(thousandTicks)
 	p.BackgroundColor = color.White
-	p.Legend.Top = true
-	p.Legend.XOffs, p.Legend.YOffs = -2*vg.Millimeter, -2*vg.Millimeter
+	p.Legend.Top, p.Legend.Padding = true, vg.Millimeter
+	p.Legend.XOffs, p.Legend.YOffs = -2*vg.Millimeter, -vg.Millimeter
+	for _, f := range []*font.Font{&p.Title.TextStyle.Font, &p.X.Label.TextStyle.Font, &p.Y.Label.TextStyle.Font,
+		&p.X.Tick.Label.Font, &p.Y.Tick.Label.Font, &p.Legend.TextStyle.Font} {
+		f.Variant = "Sans"
+	}
+	p.Title.TextStyle.Font.Size = vg.Points(13)
 	grid := plotter.NewGrid()
 	grid.Vertical.Color = nil
 	grid.Horizontal.Color = color.NRGBA{225, 225, 225, 255}
@@ -132,11 +139,15 @@ func drawn(l *bench.BucketsResult) bench.Ends {
 	return best
 }
 
-// capTicks labels the caps themselves.
+// capTicks labels the caps themselves, except where they are too close to the
+// next: the default may be, and the legend has its value.
 type capTicks []float64
 
 func (c capTicks) Ticks(low, high float64) (ticks []plot.Tick) {
-	for _, mb := range c {
+	for i, mb := range c {
+		if i+1 < len(c) && c[i+1] < 1.35*mb {
+			continue
+		}
 		if mb >= low && mb <= high {
 			ticks = append(ticks, plot.Tick{Value: mb, Label: strconv.FormatFloat(mb, 'g', 3, 64)})
 		}

@@ -62,7 +62,7 @@ func (o *benchStep) run(ctx context.Context) (err error) {
 	if o.nproc < 1 || o.threads < 1 || o.Steps < 1 {
 		return fmt.Errorf("--nproc %d, --threads %d, --steps %d: all must be at least 1", o.nproc, o.threads, o.Steps)
 	}
-	if o.BucketCapMB, err = parseCaps(o.bucketCap); err != nil {
+	if o.BucketCapMB, err = parseCaps("--bucket-cap-mb", o.bucketCap); err != nil {
 		return err
 	}
 	l := launch.Options{Ranks: []int{0}, Passthrough: true}

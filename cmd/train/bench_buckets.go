@@ -112,8 +112,8 @@ func (o *benchBuckets) resolve() (err error) {
 		return fmt.Errorf("--nproc %d, --threads %d, --steps %d, --rounds %d, --warmup %d: all must be at least 1",
 			o.nproc, o.threads, o.Steps, o.Rounds, o.Warmup)
 	}
-	if o.CapMB, err = parseCaps(o.caps); err != nil {
-		return fmt.Errorf("--caps: %w", err)
+	if o.CapMB, err = parseCaps("--caps", o.caps); err != nil {
+		return err
 	}
 	for _, e := range list(o.ends) {
 		o.Ends = append(o.Ends, bench.Ends(e))
@@ -125,6 +125,9 @@ func (o *benchBuckets) resolve() (err error) {
 		}
 	}
 	if len(o.rates) > 0 {
+		if o.nproc < 2 {
+			return errOneRank
+		}
 		if o.part == "" && !startsRanks() {
 			return errors.New("--netns starts ranks of its own, but this process is already a rank; run it without a launcher")
 		}

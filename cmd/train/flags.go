@@ -128,11 +128,11 @@ func (o *options) resolve(cmd *cobra.Command) error {
 		o.out = trainer.OutOf(c.Resume)
 	}
 	c.Out = o.out
-	c.BucketCapMB, err = parseCaps(o.bucketCap)
+	c.BucketCapMB, err = parseCaps("--bucket-cap-mb", o.bucketCap)
 	return err
 }
 
-func parseCaps(s string) ([]float64, error) {
+func parseCaps(flag, s string) ([]float64, error) {
 	if s == "" {
 		return nil, nil
 	}
@@ -140,7 +140,7 @@ func parseCaps(s string) ([]float64, error) {
 	for part := range strings.SplitSeq(s, ",") {
 		mb, err := strconv.ParseFloat(strings.TrimSpace(part), 64)
 		if err != nil || !(mb > 0) {
-			return nil, fmt.Errorf("--bucket-cap-mb %q: %q is not a positive number of MiB", s, part)
+			return nil, fmt.Errorf("%s %q: %q is not a positive number of MiB", flag, s, part)
 		}
 		caps = append(caps, mb)
 	}

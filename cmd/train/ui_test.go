@@ -59,11 +59,11 @@ func TestReporterLines(t *testing.T) {
 
 // Without it a typo in a list of caps would silently be another list.
 func TestParseCaps(t *testing.T) {
-	caps, err := parseCaps("1, 4,25")
+	caps, err := parseCaps("--bucket-cap-mb", "1, 4,25")
 	require.NoError(t, err)
 	require.Equal(t, []float64{1, 4, 25}, caps)
 	for _, bad := range []string{"0", "-1", "1,,2", "nan", "x"} {
-		_, err := parseCaps(bad)
+		_, err := parseCaps("--bucket-cap-mb", bad)
 		require.Error(t, err, bad)
 	}
 }
