@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tandem-go/tandem/device"
+	"github.com/tandem-go/tandem/internal/simd"
 )
 
 func nop() error { return nil }
@@ -160,21 +161,37 @@ func layer(t testing.TB, n, d, h, seq, v int) map[string]call {
 		"clip-scale":         {kind: device.ClipScale, in: []arg{doubles(make([]float64, 9), 9), floats(hyper(), device.HyperLen)}, out: []arg{f(device.HyperLen)}},
 		"scale":              {kind: device.Scale, in: []arg{f(n, d), f(1)}, out: []arg{f(n, d)}},
 		"batched-matmul":     {kind: device.BatchedMatMul, in: []arg{f(h, seq, 64), f(h, 64, seq)}, out: []arg{f(h, seq, seq)}},
+		"strided":            {kind: device.Strided, attr: device.Attr{Strides: []int{1, d}}, in: []arg{f(n, d)}, out: []arg{f(d, n)}},
+		"strided-grad":       {kind: device.StridedGrad, attr: device.Attr{Strides: []int{d, 1}, Offset: 1}, in: []arg{f(n, d/2)}, out: []arg{f(n, d)}},
+		"concat":             {kind: device.Concat, attr: device.Attr{Axes: []int{1}}, in: []arg{f(n, d), f(n, d)}, out: []arg{f(n, 2*d)}},
+		"gather":             {kind: device.Gather, in: []arg{f(v, d), idx}, out: []arg{f(n, d)}},
+		"reduce-rows":        {kind: device.Reduce, attr: device.Attr{Func: device.Add, Axes: []int{1}}, in: []arg{f(n, d)}, out: []arg{f(n)}},
+		"softmax":            {kind: device.Softmax, attr: device.Attr{Axes: []int{1}}, in: []arg{f(n, d)}, out: []arg{f(n, d)}},
+		"softmax-grad":       {kind: device.SoftmaxGrad, attr: device.Attr{Axes: []int{1}}, in: []arg{f(n, d), f(n, d)}, out: []arg{f(n, d)}},
+		"log-softmax":        {kind: device.LogSoftmax, attr: device.Attr{Axes: []int{1}}, in: []arg{f(n, d)}, out: []arg{f(n, d)}},
+		"log-softmax-grad":   {kind: device.LogSoftmaxGrad, attr: device.Attr{Axes: []int{1}}, in: []arg{f(n, d), f(n, d)}, out: []arg{f(n, d)}},
+		"greater":            {kind: device.Binary, attr: device.Attr{Func: device.Greater}, in: []arg{f(n, d), f(n, d)}, out: []arg{f(n, d)}},
+		"tanh":               {kind: device.Unary, attr: device.Attr{Func: device.Tanh}, in: []arg{f(n, d)}, out: []arg{f(n, d)}},
 		"sum-squares":        {kind: device.SumSquares, in: []arg{f(1 << 20)}, out: []arg{doubles([]float64{0}, 1)}},
 	}
 }
 
-// The kernels of the preset «small» (N = 512, D = 384, H = 6, T = 128).
+// The kernels of the preset «small» (N = 512, D = 384, H = 6, T = 128), on each
+// instruction set of this machine and with one and two threads.
 func BenchmarkKernels(b *testing.B) {
 	for name, c := range layer(b, 512, 384, 6, 128, 65) {
-		for _, threads := range []int{1, 2} {
-			b.Run(fmt.Sprintf("%s/%d", name, threads), func(b *testing.B) { benchmarkKernel(b, threads, c) })
+		for _, isa := range simd.Supported() {
+			for _, threads := range []int{1, 2} {
+				b.Run(fmt.Sprintf("%s/%v/%d", name, isa, threads), func(b *testing.B) {
+					benchmarkKernel(b, &Options{Threads: threads, ISA: isa.String()}, c)
+				})
+			}
 		}
 	}
 }
 
-func benchmarkKernel(b *testing.B, threads int, c call) {
-	dev := open(b, &Options{Threads: threads})
+func benchmarkKernel(b *testing.B, o *Options, c call) {
+	dev := open(b, o)
 	s := newStreamOf(b, dev)
 	k := compile(b, dev, c.op())
 	args := c.buffers(b, dev)

@@ -42,6 +42,16 @@ func BenchmarkVector(b *testing.B) {
 		f       func(k *Kernels)
 	}{
 		{"add", 3, func(k *Kernels) { k.Add(dst, x, y) }},
+		{"sub", 3, func(k *Kernels) { k.Sub(dst, x, y) }},
+		{"mul", 3, func(k *Kernels) { k.Mul(dst, x, y) }},
+		{"div", 3, func(k *Kernels) { k.Div(dst, x, y) }},
+		{"add-scalar", 2, func(k *Kernels) { k.AddScalar(dst, x, 0.5) }},
+		{"sqrt", 2, func(k *Kernels) { k.Sqrt(dst, x) }},
+		{"square", 2, func(k *Kernels) { k.Square(dst, x) }},
+		{"cube", 2, func(k *Kernels) { k.Cube(dst, x) }},
+		{"neg", 2, func(k *Kernels) { k.Neg(dst, x) }},
+		{"inverse", 2, func(k *Kernels) { k.Inverse(dst, x) }},
+		{"relu", 2, func(k *Kernels) { k.ReLU(dst, x) }},
 		{"scale", 2, func(k *Kernels) { k.Scale(dst, x, 0.5) }},
 		{"axpy", 3, func(k *Kernels) { k.Axpy(dst, x, 0.5) }},
 		{"exp", 2, func(k *Kernels) { k.Exp(dst, x) }},
