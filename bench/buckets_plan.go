@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/tandem-go/tandem/bucket"
@@ -49,12 +50,26 @@ func (s Setting) caps(params []bucket.Param, order []int) (bucket.Caps, error) {
 	}
 	c.Last = small
 	if s.Ends == SmallFirst || s.Ends == SmallNone {
-		c.Last = 1 // and what is more than the model never cuts
+		size := 0
 		for _, p := range params {
-			c.Last += p.Bytes() + bucket.Align
+			size += p.Bytes() + bucket.Align
 		}
+		c.Last = (size>>20 + 1) << 20 // what is more than the model never cuts
 	}
 	return c, nil
+}
+
+// flags are the options of the program that choose s, whose caps are c.
+func (s Setting) flags(c bucket.Caps) string {
+	number := func(x float64) string { return strconv.FormatFloat(x, 'g', -1, 64) }
+	f := "--bucket-cap-mb " + number(s.CapMB)
+	if s.Ends == SmallLast || s.Ends == SmallNone {
+		f += " --first-bucket-mb " + number(mib(c.First))
+	}
+	if s.Ends != SmallBoth {
+		f += " --last-bucket-mb " + number(mib(c.Last))
+	}
+	return f
 }
 
 // try is a layout with the settings that give it and its timings.

@@ -49,10 +49,13 @@ type BucketsResult struct {
 type BucketsRow struct {
 	Settings []Setting `json:"settings"`
 	Default  bool      `json:"default"`
-	Buckets  int       `json:"buckets"`
-	FirstMB  float64   `json:"first_mb"` // sizes of the first, the largest and the last bucket
-	LargeMB  float64   `json:"largest_mb"`
-	LastMB   float64   `json:"last_mb"`
+	// Flags are the options of cmd/train that choose the first setting; "" for
+	// the default's.
+	Flags   string  `json:"flags"`
+	Buckets int     `json:"buckets"`
+	FirstMB float64 `json:"first_mb"` // sizes of the first, the largest and the last bucket
+	LargeMB float64 `json:"largest_mb"`
+	LastMB  float64 `json:"last_mb"`
 
 	StepMS      float64 `json:"step_ms"`
 	StepP10MS   float64 `json:"step_p10_ms"`
@@ -94,6 +97,9 @@ func (t *try) row(worldSize, tokens int) BucketsRow {
 		NoCommMS: t.walls.median(noComm), NoOverlapMS: t.walls.median(noOverlap),
 		NoOverlapP10MS: quantile(t.walls[noOverlap], 0.1), NoOverlapP90MS: quantile(t.walls[noOverlap], 0.9),
 		CommMS: quantile(t.comm, 0.5), EarlyMin: t.early,
+	}
+	if !t.def {
+		r.Flags = t.settings[0].flags(t.caps)
 	}
 	for _, b := range b {
 		r.LargeMB = max(r.LargeMB, mib(b.Bytes))
@@ -203,7 +209,7 @@ func (r *BucketsResult) WriteTable(out io.Writer) error {
 	return err
 }
 
-// verdict is the sentence below the table.
+// verdict is what stands below the table.
 func (r *BucketsResult) verdict() string {
 	best := &r.Rows[r.Best]
 	over := fmt.Sprintf("%+.1f %% over the fastest without overlap", 100*r.GainOverNoOverlap)
@@ -214,7 +220,7 @@ func (r *BucketsResult) verdict() string {
 		return fmt.Sprintf("best: %v, %s; its %+.1f %% over the default is within the spread: keep the default",
 			best.Settings[0], over, 100*r.GainOverDefault)
 	}
-	return fmt.Sprintf("best: %v, %+.1f %% over the default, %s", best.Settings[0], 100*r.GainOverDefault, over)
+	return fmt.Sprintf("best: %v, %+.1f %% over the default, %s\nuse it: train %s", best.Settings[0], 100*r.GainOverDefault, over, best.Flags)
 }
 
 // WriteCSV writes a line a link and setting.

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -112,7 +113,7 @@ func TestBucketsRefuses(t *testing.T) {
 }
 
 // Without it "small ends" could mean another thing than the layouts that are
-// measured: the ends must be small where they are said to be, and only there.
+// measured, and the options that the table recommends yet another: the ends must be small where they are said to be, and only there.
 func TestSettingCaps(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(4, 40).Draw(t, "parameters")
@@ -129,6 +130,10 @@ func TestSettingCaps(t *testing.T) {
 			require.NoError(t, err)
 			l, err := bucket.Assign(params, order, caps)
 			require.NoError(t, err)
+			flags := Setting{CapMB: mb, Ends: e}.flags(caps)
+			again, err := bucket.Assign(params, order, capsOf(t, flags))
+			require.NoError(t, err)
+			require.Equal(t, l.Hash(), again.Hash(), flags)
 			return l
 		}
 		def, err := bucket.Assign(params, order, bucket.Caps{Cap: []int{int(mb) << 20}})
@@ -151,6 +156,28 @@ func TestSettingCaps(t *testing.T) {
 	})
 }
 
+// capsOf reads options as the program does.
+func capsOf(t require.TestingT, flags string) (c bucket.Caps) {
+	words := strings.Fields(flags)
+	for i := 0; i < len(words); i += 2 {
+		x, err := strconv.ParseFloat(words[i+1], 64)
+		require.NoError(t, err)
+		bytes, err := bucket.MiB([]float64{x})
+		require.NoError(t, err)
+		switch words[i] {
+		case "--bucket-cap-mb":
+			c.Cap = bytes
+		case "--first-bucket-mb":
+			c.First = bytes[0]
+		case "--last-bucket-mb":
+			c.Last = bytes[0]
+		default:
+			require.Fail(t, "unknown option", words[i])
+		}
+	}
+	return c
+}
+
 // result is a sweep with known numbers: the second row is a tenth faster.
 func result() *BucketsResult {
 	row := func(ms, spread float64, s ...Setting) BucketsRow {
@@ -160,7 +187,7 @@ func result() *BucketsResult {
 	r := &BucketsResult{Link: "1gbit", Preset: "mini", Rows: []BucketsRow{
 		row(110, 2, Setting{0.2, SmallBoth}), row(100, 2, Setting{2, SmallBoth}, Setting{5, SmallBoth}, Setting{2, SmallNone}),
 	}}
-	r.Rows[0].Default = true
+	r.Rows[0].Default, r.Rows[1].Flags = true, "--bucket-cap-mb 2"
 	return r
 }
 
@@ -173,7 +200,7 @@ func TestJudge(t *testing.T) {
 	require.InDelta(t, 0.1, r.GainOverDefault, 1e-9)
 	require.InDelta(t, 0.25, r.GainOverNoOverlap, 1e-9)
 	require.True(t, r.Clear)
-	require.Equal(t, "best: cap 2 MiB, small ends both, +10.0 % over the default, +25.0 % over the fastest without overlap", r.verdict())
+	require.Equal(t, "best: cap 2 MiB, small ends both, +10.0 % over the default, +25.0 % over the fastest without overlap\nuse it: train --bucket-cap-mb 2", r.verdict())
 
 	r = result()
 	r.Rows[1].TokensP10PerS = 1e6 / 120
