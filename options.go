@@ -61,6 +61,10 @@ type Options struct {
 	// backend's default, 60 s for the ring.
 	Timeout time.Duration
 
+	// Transport is how the ring's bytes travel, see ring.Options: "auto" (also
+	// ""), "shm" or "tcp".
+	Transport string
+
 	// FlightDir gets flight-rank<k>.json, the last collectives of this rank, when
 	// the group fails or the process is sent SIGUSR1; "train flight" reads them.
 	// "" records nothing and leaves the signal alone.

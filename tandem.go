@@ -151,7 +151,7 @@ func (g *Group) open(ctx context.Context, o Options, e rendezvous.Env) (err erro
 		Rank: e.Rank, Size: e.WorldSize, Store: rendezvous.Prefix(g.Store, "ring/"), Device: dev,
 		Secret: e.Secret, JobID: e.JobID, Generation: e.Generation,
 		Host: host, Timeout: o.Timeout, Logger: o.Logger,
-		Flight: flight,
+		Transport: o.Transport, Flight: flight,
 	})
 	if err != nil {
 		return err
