@@ -1,3 +1,5 @@
+//go:build linux && (amd64 || arm64)
+
 package shm
 
 import (
@@ -5,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"syscall"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -55,16 +58,22 @@ func Create(n int) (*Segment, error) {
 	return s, nil
 }
 
-// overlay maps fd over b, or fresh private memory if fd is -1.
+// overlay maps fd over b, or fresh private memory if fd is -1. The call is made
+// here because the address is the Go heap's: as a result it would look like
+// memory from elsewhere.
 func overlay(b []byte, fd, flags int) error {
 	if fd < 0 {
 		flags |= unix.MAP_ANONYMOUS
 	}
-	_, err := unix.MmapPtr(fd, 0, unsafe.Pointer(unsafe.SliceData(b)), uintptr(len(b)), unix.PROT_READ|unix.PROT_WRITE, flags|unix.MAP_FIXED)
-	if err == nil && len(b) >= hugeSize {
+	_, _, e := syscall.Syscall6(unix.SYS_MMAP, uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)),
+		unix.PROT_READ|unix.PROT_WRITE, uintptr(flags|unix.MAP_FIXED), uintptr(fd), 0)
+	if e != 0 {
+		return os.NewSyscallError("mmap", e)
+	}
+	if len(b) >= hugeSize {
 		_ = unix.Madvise(b, unix.MADV_HUGEPAGE) // a wish
 	}
-	return err
+	return nil
 }
 
 // Bytes is the memory.

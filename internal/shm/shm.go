@@ -1,8 +1,8 @@
 // Package shm is memory that processes of one host share: anonymous files that
 // are mapped here and, to read only, by the peers; the passing of their
 // descriptors over authenticated unix sockets; and waiting for a word of such
-// memory to change. It exists on Linux; elsewhere everything returns
-// ErrUnsupported.
+// memory to change. It exists on Linux on amd64 and arm64; elsewhere
+// everything returns ErrUnsupported.
 //
 // A file lives as long as somebody has it open or mapped: nothing is left
 // behind by processes that were killed, and no directory has to be large
@@ -20,7 +20,7 @@ var ErrUnsupported = errors.New("shm: shared memory is not supported here")
 
 const (
 	// MaxSegment bounds one segment, in bytes.
-	MaxSegment = 1 << 40
+	MaxSegment int64 = 1 << 40
 	// pageSize is the unit of mappings. Where pages are larger, segments are
 	// refused by the kernel and the caller does without.
 	pageSize = 4096
@@ -31,7 +31,7 @@ const (
 
 // round is the size of a segment that holds n bytes, and its alignment.
 func round(n int) (size, align int, err error) {
-	if n <= 0 || n > MaxSegment {
+	if n <= 0 || int64(n) > MaxSegment {
 		return 0, 0, fmt.Errorf("shm: segment of %d bytes, want 1 to %d", n, MaxSegment)
 	}
 	align = pageSize
