@@ -61,8 +61,8 @@ type Options struct {
 	// backend's default, 60 s for the ring.
 	Timeout time.Duration
 
-	// Transport is how the ring's bytes travel, see ring.Options: "auto" (also
-	// ""), "shm" or "tcp".
+	// Transport is how the ring's bytes travel, see ring.Options: "auto", "shm"
+	// or "tcp". "" means TANDEM_TRANSPORT, or else "auto".
 	Transport string
 
 	// FlightDir gets flight-rank<k>.json, the last collectives of this rank, when

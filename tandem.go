@@ -9,6 +9,7 @@
 package tandem
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -151,7 +152,7 @@ func (g *Group) open(ctx context.Context, o Options, e rendezvous.Env) (err erro
 		Rank: e.Rank, Size: e.WorldSize, Store: rendezvous.Prefix(g.Store, "ring/"), Device: dev,
 		Secret: e.Secret, JobID: e.JobID, Generation: e.Generation,
 		Host: host, Timeout: o.Timeout, Logger: o.Logger,
-		Transport: o.Transport, Flight: flight,
+		Transport: cmp.Or(o.Transport, os.Getenv("TANDEM_TRANSPORT")), Flight: flight,
 	})
 	if err != nil {
 		return err
