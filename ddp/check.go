@@ -31,7 +31,8 @@ func (e *ParamsDifferError) Error() string {
 func isVerdict(err error) bool {
 	var nf *NonFiniteError
 	var pd *ParamsDifferError
-	return errors.As(err, &nf) || errors.As(err, &pd)
+	var et *EarlyTerminationError
+	return errors.As(err, &nf) || errors.As(err, &pd) || errors.As(err, &et)
 }
 
 // castagnoli is CRC-32C, which processors have an instruction for.

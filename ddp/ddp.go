@@ -115,9 +115,15 @@ type Options struct {
 	// it starts, for debugging on a backend whose messages carry no headers. It
 	// waits for each, so nothing overlaps any more.
 	Fingerprint bool
+	// Join says what Join does.
+	Join JoinOptions
 	// Hook reduces the buckets in place of an all-reduce, such as hook.BF16 or
 	// hook.PowerSGD. nil is the all-reduce.
 	Hook hook.Hook
+	// LossScale, if set, scales gradients for hook.FP16. Whether a step has
+	// overflowed shows in the whole gradient, so updates wait for it, as they do
+	// for clipping.
+	LossScale *LossScale
 	// Timeout bounds Step, Sync, Join and New where their context has no
 	// deadline. 0 means 5 minutes.
 	Timeout time.Duration
@@ -137,6 +143,8 @@ func (o *Options) validate() (Options, error) {
 	switch {
 	case v.Timeout < 0:
 		return v, fmt.Errorf("ddp: Timeout is %v; it must not be negative", v.Timeout)
+	case v.Weighted && v.Join.DivideByInitial:
+		return v, errors.New("ddp: Join.DivideByInitial divides by ranks, Weighted by weights: choose one")
 	case v.BufferMode > AverageBuffers:
 		return v, fmt.Errorf("ddp: BufferMode %d: there are BroadcastBuffers and AverageBuffers", v.BufferMode)
 	case v.CheckParams < 0:
@@ -148,13 +156,24 @@ func (o *Options) validate() (Options, error) {
 	case v.Schedule != nil && v.Optimizer == nil:
 		return v, errors.New("ddp: Schedule needs Optimizer; an external optimizer has its own learning rate")
 	}
-	return v, nil
+	_, err := v.lossScaling()
+	return v, err
 }
+
+// whole says that updates need the whole gradient.
+func (o *Options) whole() bool { return o.MaxNorm > 0 || o.LossScale != nil }
 
 // signature is what must agree between ranks, besides the layout.
 func (o *Options) signature(lossType fmt.Stringer) string {
-	return fmt.Sprintf("optimizer %#v, max norm %v, norm %v, weighted %v, loss %v, check params %d, find unused %v, hook %#v",
-		o.Optimizer, o.MaxNorm, o.Norm, o.Weighted, lossType, o.CheckParams, o.FindUnused, o.Hook)
+	return fmt.Sprintf("optimizer %#v, max norm %v, norm %v, weighted %v, loss %v, check params %d, find unused %v, hook %#v, join %+v, loss scale %v",
+		o.Optimizer, o.MaxNorm, o.Norm, o.Weighted, lossType, o.CheckParams, o.FindUnused, o.Hook, o.Join, o.describeLossScale())
+}
+
+func (o *Options) describeLossScale() string {
+	if o.LossScale == nil {
+		return "off"
+	}
+	return fmt.Sprintf("%+v", *o.LossScale)
 }
 
 // DDP is one rank's replica of a model. Its methods are called from one
@@ -167,21 +186,22 @@ type DDP struct {
 	log    *slog.Logger
 	watch  *watchdog
 
-	nodes    gorgonia.Nodes
-	branches []*branch    // one a graph
-	branch   *branch      // the graph that runs, or ran last
-	plan     *engine.Plan // its plan
-	order    []int        // production order of all gradients
-	layout   *bucket.Layout
-	caps     bucket.Caps
-	red      *overlap.Reducer
-	opt      *optim.Optimizer // nil: external
-	norm     *optim.Norm      // nil: not computed
-	ready    func(int) error  // the branch's
-	usage    usage
-	meter    *meter       // what the collectives of buckets go through
-	hook     hook.Reducer // nil: all-reduce
-	scale    float64      // what the hook is to multiply gradients by
+	nodes     gorgonia.Nodes
+	branches  []*branch    // one a graph
+	branch    *branch      // the graph that runs, or ran last
+	plan      *engine.Plan // its plan
+	order     []int        // production order of all gradients
+	layout    *bucket.Layout
+	caps      bucket.Caps
+	red       *overlap.Reducer
+	opt       *optim.Optimizer // nil: external
+	norm      *optim.Norm      // nil: not computed
+	ready     func(int) error  // the branch's
+	usage     usage
+	meter     *meter // what the collectives of buckets go through
+	lossScale lossScaling
+	hook      hook.Reducer // nil: all-reduce
+	scale     float64      // what the hook is to multiply gradients by
 
 	params, grads []device.Buffer // by bucket
 	paramBufs     []device.Buffer // by parameter

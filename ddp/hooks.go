@@ -24,7 +24,7 @@ func (d *DDP) openHook() (err error) {
 
 // reduceByHook takes the place of a bucket's all-reduce.
 func (d *DDP) reduceByHook(s device.Stream, k int, _ comm.Op) error {
-	return d.hook.Reduce(s, k, hook.Step{Number: d.step, Scale: d.scale})
+	return d.hook.Reduce(s, k, hook.Step{Number: d.step, Scale: d.scale, LossScale: d.lossScale.scale})
 }
 
 // HookStates is what the hook would have to get back for a resumed run to go on

@@ -3,15 +3,66 @@ package ddp
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"github.com/tandem-go/tandem/comm"
 )
 
+// JoinOptions say how ranks without data count. The zero value is the default.
+type JoinOptions struct {
+	// DivideByInitial divides by the number of all ranks also after some have
+	// ended, as PyTorch does by default; the last batches then count less. By
+	// default averages are over the ranks that still have data.
+	DivideByInitial bool
+	// ThrowOnEarlyTermination gives all ranks the same *EarlyTerminationError as
+	// soon as some have ended and others have not.
+	ThrowOnEarlyTermination bool
+}
+
+// EarlyTerminationError says that inputs were not equally many on all ranks.
+type EarlyTerminationError struct {
+	// Step counts synchronised steps from 0: the first that some could not take.
+	Step int
+	// Ranks are those that had no more data.
+	Ranks []int
+}
+
+func (e *EarlyTerminationError) Error() string {
+	return fmt.Sprintf("ddp: step %d: ranks %v have no more data, and others have: give all ranks as many batches, "+
+		"or leave out Join.ThrowOnEarlyTermination", e.Step, e.Ranks)
+}
+
+// endedEarly is that error where it is wanted. All ranks see the same headers.
+func (d *DDP) endedEarly() error {
+	if !d.opts.Join.ThrowOnEarlyTermination || d.header.active() < 0 {
+		return nil
+	}
+	var ended []int
+	for r := range d.header.ranks {
+		if d.header.get(r, laneJoin) == joinDone {
+			ended = append(ended, r)
+		}
+	}
+	if ended == nil {
+		return nil
+	}
+	return &EarlyTerminationError{Step: d.step, Ranks: ended}
+}
+
+// totalWeight is what the ranks' weighted sums are divided by.
+func (d *DDP) totalWeight() float64 {
+	if d.opts.Join.DivideByInitial {
+		return float64(d.header.ranks)
+	}
+	return d.header.sum(laneWeight)
+}
+
 // Join trains on inputs that need not be equally many on all ranks. next binds
 // the inputs of a step and returns true, or false when this rank has no more;
 // Join then follows the other ranks' steps with zeros until all have ended, so
-// that nobody hangs. Averages are over the ranks that still have data. Join is
-// for synchronised steps: next must not be called within NoSync.
+// that nobody hangs. Averages are over the ranks that still have data, unless
+// Options.Join says otherwise. Join is for synchronised steps: next must not be
+// called within NoSync.
 //
 // With a built-in optimizer a rank without data applies the same updates as the
 // others. With an external one, next applies the solver to the previous step's

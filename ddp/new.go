@@ -164,7 +164,7 @@ func (d *DDP) wire(stream device.Stream) error {
 	d.meter = &meter{Communicator: d.comm}
 	cfg := overlap.Config{
 		Device: d.dev, Comm: d.meter, Layout: d.layout, CommStream: stream, Grads: d.grads,
-		Agree: d.agree, Prepare: d.prepare, After: d.restore, Whole: d.opts.MaxNorm > 0,
+		Agree: d.agree, Prepare: d.prepare, After: d.restore, Whole: d.opts.whole(),
 	}
 	var hyper device.Buffer
 	if d.opts.Optimizer != nil {
@@ -187,6 +187,7 @@ func (d *DDP) wire(stream device.Stream) error {
 		}
 		cfg.Reduced = d.norm.Squares
 	}
+	d.lossScale, _ = d.opts.lossScaling() // validated
 	if d.opts.Hook != nil {
 		if err := d.openHook(); err != nil {
 			return err
@@ -237,10 +238,17 @@ func (d *DDP) broadcast(ctx context.Context, root int, tag comm.Tag) error {
 // announce logs what was decided.
 func (d *DDP) announce() {
 	d.stats.Buckets, d.stats.Bytes = len(d.layout.Buckets), d.layout.Bytes()
+	for _, b := range d.layout.Buckets {
+		d.stats.BucketBytes = append(d.stats.BucketBytes, b.Bytes)
+	}
+	d.stats.ReadyOrder = d.order
 	d.log.Info("ddp: ready", "rank", d.Rank(), "ranks", d.Size(), "parameters", len(d.layout.Params),
 		"buckets", d.stats.Buckets, "bytes", d.stats.Bytes, "device", d.dev.Name())
 	if d.opts.MaxNorm > 0 {
 		d.log.Info("ddp: clipping needs the whole gradient: updates wait for the last bucket", "rank", d.Rank(), "max_norm", d.opts.MaxNorm)
+	}
+	if d.opts.LossScale != nil {
+		d.log.Info("ddp: loss scaling needs the whole gradient: updates wait for the last bucket", "rank", d.Rank(), "scale", d.lossScale.scale)
 	}
 	for _, p := range d.branches[0].plan.Params() {
 		if !p.OwnGrad {

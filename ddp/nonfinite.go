@@ -44,7 +44,7 @@ func (d *DDP) nonFinite() error {
 	if d.norm != nil {
 		bad = d.norm.NonFinite(d.order)
 	}
-	if bad < 0 && finite(d.stats.Loss) {
+	if finite(d.stats.Loss) && (d.lossScale.overflowed(bad >= 0) || bad < 0) {
 		return nil
 	}
 	if d.schedule == overlap.NoComm {
@@ -88,7 +88,7 @@ func (d *DDP) diagnose() error {
 	}
 	e.Param = d.paramName(d.firstNonFinite())
 	local := -1
-	if d.micro == 0 && d.joined != joinDone && (d.opt == nil || d.opts.MaxNorm > 0) {
+	if d.micro == 0 && d.joined != joinDone && (d.opt == nil || d.opts.whole()) {
 		if err := d.rerun(); err != nil {
 			return err
 		}

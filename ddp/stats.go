@@ -20,6 +20,10 @@ type Stats struct {
 	LocalLoss float64
 	// Norm is the gradient norm before clipping, 0 when it isn't computed.
 	Norm float64
+	// LossScale is that of the next step, 1 without loss scaling, and Skipped the
+	// number of steps so far whose update was left out because of an overflow.
+	LossScale float64
+	Skipped   int
 	// LR is the learning rate that was applied, 0 with an external optimizer.
 	LR float64
 	// Wall is the time in Step, and Forward and Backward that of the two passes,
@@ -30,11 +34,17 @@ type Stats struct {
 	// until Sync is called.
 	Timed int
 	Times overlap.Times
+	// Overlapped is the part of Times.Comm that the backward pass hid.
+	Overlapped time.Duration
 	// WireBytes is what the gradients of the last synchronised step made this rank
 	// send: of an all-reduce among P ranks, 2·(P−1)/P of the bytes.
 	WireBytes int
 	// Buckets is the number of buckets, and Bytes their size.
 	Buckets, Bytes int
+	// BucketBytes are their sizes, in the order in which they are reduced, and
+	// ReadyOrder the parameters, as indices into Layout().Params, in the order in
+	// which their gradients become final. They are shared: don't change them.
+	BucketBytes, ReadyOrder []int
 }
 
 // Stats may be called after any Step. It copies the times of buckets.
@@ -47,6 +57,7 @@ func (d *DDP) Stats() Stats {
 func (d *DDP) takeTimes(step int) {
 	d.stats.Timed = step
 	d.stats.Times = d.red.Times()
+	d.stats.Overlapped = d.stats.Times.Comm - d.stats.Times.Exposed
 }
 
 // takePhases adds up the times of the passes.

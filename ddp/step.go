@@ -141,6 +141,9 @@ func (d *DDP) agree() (comm.Op, error) {
 	if err := h.check(); err != nil {
 		return 0, err
 	}
+	if err := d.endedEarly(); err != nil {
+		return 0, err
+	}
 	if err := d.nonFiniteBefore(); err != nil {
 		return 0, err
 	}
@@ -169,7 +172,7 @@ func (d *DDP) agree() (comm.Op, error) {
 // that does.
 func (d *DDP) divide() (comm.Op, error) {
 	h, s := &d.header, &d.scaling
-	total := h.sum(laneWeight)
+	total := d.totalWeight()
 	s.on = d.opts.Weighted || total != float64(h.ranks)
 	if !s.on {
 		d.scale = 1 / float64(h.ranks)
@@ -241,7 +244,12 @@ func (d *DDP) conclude(sync bool) error {
 	d.stats.LR = d.LR()
 	d.stats.Step = d.step + 1
 	d.stats.WireBytes = d.meter.bytes
-	if d.opt != nil && d.opts.MaxNorm > 0 {
+	d.stats.LossScale, d.stats.Skipped = d.lossScale.scale, d.lossScale.skipped
+	if d.opt != nil && d.lossScale.skip {
+		d.opt.SetSteps(d.opt.Steps() - 1)
+		return nil
+	}
+	if d.opt != nil && d.opts.whole() {
 		return d.red.Updates()
 	}
 	if d.opt == nil {
@@ -276,7 +284,7 @@ func (d *DDP) meanLoss() float64 {
 		return d.stats.LocalLoss
 	}
 	h := &d.header
-	sum, total := 0.0, h.sum(laneWeight)
+	sum, total := 0.0, d.totalWeight()
 	for r := range h.ranks {
 		if h.get(r, laneJoin) != joinDone {
 			sum += h.get(r, laneLoss) + h.get(r, laneLast)*d.loss.of(r)

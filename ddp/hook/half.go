@@ -81,7 +81,7 @@ func openHalf(env Env, name string, t dtype.Type, feed, float32Sum bool) (Reduce
 			}
 		}
 		b.pack = func() error { h.packBucket(wire[:len(g)], g, scratch[:len(g)], h.feedback[i]); return nil }
-		b.unpack = func() error { h.widen(g, wire[:len(g)]); return nil }
+		b.unpack = func() error { h.unscaled(g, wire[:len(g)]); return nil }
 		h.buckets = append(h.buckets, b)
 	}
 	return h, nil
@@ -103,14 +103,39 @@ func (h *half) widen(dst []float32, src []uint16) {
 	h.k.BF16ToF32(dst, src)
 }
 
+// unscaled widens and takes the loss scale away, which is exact.
+func (h *half) unscaled(dst []float32, src []uint16) {
+	h.widen(dst, src)
+	if l := h.step.lossScale(); l != 1 {
+		h.k.Scale(dst, dst, float32(1/l))
+	}
+}
+
 // packBucket rounds the gradients to wire and keeps what that lost. g is free
 // afterwards: the averages overwrite it.
 func (h *half) packBucket(wire []uint16, g, v []float32, lost residual) {
 	lost.take(h.k, v, g, h.step.Scale)
-	h.narrow(wire, v)
+	if l := h.step.lossScale(); l != 1 {
+		h.k.Scale(v, v, float32(l))
+		h.narrow(wire, v)
+		h.k.Scale(v, v, float32(1/l))
+	} else {
+		h.narrow(wire, v)
+	}
 	if lost != nil {
-		h.widen(g, wire)
+		h.unscaled(g, wire)
 		h.k.Sub(lost, v, g)
+		lost.drop()
+	}
+}
+
+// drop forgets what isn't finite: where a sum overflows the step is skipped, or
+// is an error, and what was left over must not spoil the next.
+func (r residual) drop() {
+	for i, v := range r {
+		if v-v != 0 {
+			r[i] = 0
+		}
 	}
 }
 
@@ -180,7 +205,9 @@ func newShares(h *half, wire device.Buffer, elems []uint16, lost residual) (*sha
 			own := lost[at:min(at+n, len(lost))]
 			h.widen(part, sum)
 			h.k.Sub(total, total, part)
+			h.k.Scale(total, total, float32(1/h.step.lossScale()))
 			h.k.Add(own, own, total[:len(own)])
+			own.drop()
 		}
 		return nil
 	}

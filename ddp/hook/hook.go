@@ -62,6 +62,17 @@ type Step struct {
 	// Scale is what this rank's gradients are to be multiplied by, so that the
 	// sum over ranks is the average: the hook owns the division.
 	Scale float64
+	// LossScale is a power of two that hooks which round to float16 multiply by
+	// before they round and divide by afterwards, so that small gradients don't
+	// vanish. 0 means 1.
+	LossScale float64
+}
+
+func (s Step) lossScale() float64 {
+	if s.LossScale == 0 {
+		return 1
+	}
+	return s.LossScale
 }
 
 // Reducer is an opened hook.

@@ -169,7 +169,7 @@ func TestHooksReduceToTheAverage(t *testing.T) {
 			var same alike
 			onRanks(t, n, c.h, func(r *rig) error {
 				for step := range 2 {
-					exact, err := r.reduce(Step{step, 1 / float64(n)}, gaussian(uint64(step)))
+					exact, err := r.reduce(Step{Number: step, Scale: 1 / float64(n)}, gaussian(uint64(step)))
 					if err != nil {
 						return err
 					}
@@ -199,7 +199,7 @@ func TestFloat32SumRoundsOnce(t *testing.T) {
 		want float32
 	}{{BF16{}, 256}, {BF16{Float32Sum: true}, 258}} {
 		onRanks(t, 4, c.h, func(r *rig) error {
-			if _, err := r.reduce(Step{0, 1}, fill); err != nil {
+			if _, err := r.reduce(Step{Scale: 1}, fill); err != nil {
 				return err
 			}
 			require.InDelta(t, c.want, r.grads[0][0], 0)
@@ -235,7 +235,7 @@ func TestPowerSGDIsExactOnLowRank(t *testing.T) {
 			var same alike
 			onRanks(t, n, h, func(r *rig) error {
 				for step := range 3 {
-					exact, err := r.reduce(Step{step, 1 / float64(n)}, fill)
+					exact, err := r.reduce(Step{Number: step, Scale: 1 / float64(n)}, fill)
 					if err != nil {
 						return err
 					}
@@ -265,7 +265,7 @@ func TestErrorFeedbackLosesNothing(t *testing.T) {
 			onRanks(t, n, h, func(r *rig) error {
 				applied, total := [2][]float64{}, [2][]float64{}
 				for step := range 12 {
-					exact, err := r.reduce(Step{step, 1 / float64(n)}, gaussian(uint64(step%3)))
+					exact, err := r.reduce(Step{Number: step, Scale: 1 / float64(n)}, gaussian(uint64(step%3)))
 					if err != nil {
 						return err
 					}

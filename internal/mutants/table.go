@@ -224,4 +224,34 @@ var mutants = []mutant{
 		New:      "taken && owner == nil",
 		Packages: []string{"./ddp"}, Run: "TestDoubleWrapping",
 	},
+	{
+		Name: "Join forgets to divide by the initial ranks", File: "ddp/join.go",
+		Old:      "\tif d.opts.Join.DivideByInitial {",
+		New:      "\tif d.opts.Join.DivideByInitial && d.step < 0 {",
+		Packages: []string{"./ddp"}, Run: "TestJoinDividesByInitial",
+	},
+	{
+		Name: "an overflow is applied", File: "ddp/step.go",
+		Old:      "if d.opt != nil && d.lossScale.skip {",
+		New:      "if d.opt == nil && d.lossScale.skip {",
+		Packages: []string{"./ddp"}, Run: "TestLossScaleSkips",
+	},
+	{
+		Name: "a skipped step counts in the bias correction", File: "ddp/step.go",
+		Old:      "\t\td.opt.SetSteps(d.opt.Steps() - 1)\n",
+		New:      "",
+		Packages: []string{"./ddp"}, Run: "TestLossScaleSkips",
+	},
+	{
+		Name: "the loss scale stays in the gradients", File: "ddp/hook/half.go",
+		Old:      "h.k.Scale(dst, dst, float32(1/l))",
+		New:      "h.k.Scale(dst, dst, 1)",
+		Packages: []string{"./ddp"}, Run: "TestLossScale",
+	},
+	{
+		Name: "nobody learns that some ranks ended early", File: "ddp/step.go",
+		Old:      "\tif err := d.endedEarly(); err != nil {",
+		New:      "\tif err := error(nil); err != nil {",
+		Packages: []string{"./ddp"}, Run: "TestThrowOnEarly",
+	},
 }
