@@ -23,13 +23,13 @@ type BucketsConfig struct {
 	// Ends are the treatments of the first and the last bucket to try with each
 	// cap; empty means SmallBoth and SmallNone.
 	Ends []Ends
-	// Rounds is how often each setting has its turn; 0 means 4. Slow changes of
+	// Rounds is how often each setting has its turn; 0 means 8. Slow changes of
 	// the machine's speed then hit all settings alike.
 	Rounds int
 	// Steps is how many steps of each mode are timed for each setting, over all
 	// rounds and rounded up to a multiple of them; 0 means 24.
 	Steps int
-	// Warmup is how many steps of each mode run before those of each round; 0 means 2.
+	// Warmup is how many steps of each mode run before those of each round; 0 means 1.
 	Warmup int
 	// Progress, if set, is called on rank 0 after every few steps.
 	Progress func(BucketsProgress)
@@ -61,9 +61,9 @@ func (c *BucketsConfig) Validate() error {
 	if len(c.Ends) == 0 {
 		c.Ends = []Ends{SmallBoth, SmallNone}
 	}
-	c.Rounds = cmp.Or(c.Rounds, 4)
+	c.Rounds = cmp.Or(c.Rounds, 8)
 	c.Steps = cmp.Or(c.Steps, 24)
-	c.Warmup = cmp.Or(c.Warmup, 2)
+	c.Warmup = cmp.Or(c.Warmup, 1)
 	if c.Rounds < 1 || c.Steps < 1 || c.Warmup < 1 {
 		return fmt.Errorf("bench: %d steps in %d rounds after %d each for warm-up: all must be at least 1", c.Steps, c.Rounds, c.Warmup)
 	}

@@ -205,8 +205,24 @@ func (r *BucketsResult) WriteTable(out io.Writer) error {
 	if err := w.Flush(); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintln(out, r.verdict())
+	_, err := fmt.Fprintln(out, r.verdict()+r.unsteady())
 	return err
+}
+
+// steady is by how much medians of steps without communication may differ: they
+// compute the same in every row.
+const steady = 1.25
+
+// unsteady is a warning where the machine's speed changed too much.
+func (r *BucketsResult) unsteady() string {
+	low, high := r.Rows[0].NoCommMS, r.Rows[0].NoCommMS
+	for i := range r.Rows {
+		low, high = min(low, r.Rows[i].NoCommMS), max(high, r.Rows[i].NoCommMS)
+	}
+	if high <= steady*low {
+		return ""
+	}
+	return fmt.Sprintf("\nthe machine is unsteady: the same step without communication takes %.2f … %.2f ms; stop what else runs, or take more --steps and --rounds", low, high)
 }
 
 // verdict is what stands below the table.

@@ -224,6 +224,10 @@ func TestBucketsOutput(t *testing.T) {
 	require.Regexp(t, `(?m)^ +\* +0\.2 +both `, b.String())
 	require.Regexp(t, `(?m)^ +> +2 … 5 +both/none .*\+10\.0 % *$`, b.String())
 
+	require.NotContains(t, b.String(), "unsteady")
+	r.Rows[0].NoCommMS, r.Rows[1].NoCommMS = 80, 110
+	require.Contains(t, r.unsteady(), "80.00 … 110.00 ms")
+
 	report := &BucketsReport{Bench: "buckets", Links: []*BucketsResult{r}}
 	b.Reset()
 	require.NoError(t, report.WriteCSV(&b))

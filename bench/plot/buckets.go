@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"image/color"
 	"io"
+	"math"
 	"slices"
 	"strconv"
 
@@ -72,7 +73,7 @@ func frame(r *bench.BucketsReport) *plot.Plot {
 	p.X.Padding, p.Y.Padding = vg.Millimeter, vg.Millimeter
 	p.X.Scale = plot.LogScale{}
 	p.X.Tick.Marker = capTicks(caps(l))
-	p.Y.Tick.Marker = plot.TickerFunc(thousandTicks)
+	p.Y.Tick.Marker = plot.TickerFunc(roundTicks)
 	p.BackgroundColor = color.White
 	p.Legend.Top, p.Legend.Padding = true, vg.Millimeter
 	p.Legend.XOffs, p.Legend.YOffs = -2*vg.Millimeter, -vg.Millimeter
@@ -88,13 +89,18 @@ func frame(r *bench.BucketsReport) *plot.Plot {
 	return p
 }
 
-// thousandTicks are gonum's own with digits grouped.
-func thousandTicks(low, high float64) []plot.Tick {
-	ticks := plot.DefaultTicks{}.Ticks(low, high)
-	for i, t := range ticks {
-		if t.Label != "" {
-			ticks[i].Label = grouped(t.Value)
-		}
+// roundTicks labels multiples of a round step, at most seven of them, with
+// digits grouped.
+func roundTicks(low, high float64) (ticks []plot.Tick) {
+	if !(high > low) {
+		return nil
+	}
+	step := math.Pow(10, math.Floor(math.Log10(high-low))-1)
+	for i := 0; (high-low)/step > 7; i++ {
+		step *= [...]float64{2, 2.5, 2}[i%3]
+	}
+	for k := math.Ceil(low / step); k*step <= high; k++ {
+		ticks = append(ticks, plot.Tick{Value: k * step, Label: grouped(k * step)})
 	}
 	return ticks
 }

@@ -93,6 +93,11 @@ func TestTicksAndCaps(t *testing.T) {
 		labels = append(labels, tick.Label)
 	}
 	require.Equal(t, []string{"0.25", "1", "5", "100"}, labels)
+	labels = nil
+	for _, tick := range roundTicks(0, 26400) {
+		labels = append(labels, tick.Label)
+	}
+	require.Equal(t, []string{"0", "5 000", "10 000", "15 000", "20 000", "25 000"}, labels)
 	require.Equal(t, "1 234 567", grouped(1234567))
 	require.Equal(t, "999", grouped(999))
 }
