@@ -130,7 +130,6 @@ func mapFile(fd int) (*Mapping, error) {
 	if len(b) >= hugeSize {
 		_ = unix.Madvise(b, unix.MADV_HUGEPAGE)
 	}
-	_ = unix.Madvise(b, unix.MADV_POPULATE_READ) // or page by page, as they are read
 	return &Mapping{b}, nil
 }
 
