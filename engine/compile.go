@@ -56,6 +56,9 @@ func Compile(dev device.Device, loss *gorgonia.Node, params gorgonia.Nodes, o *O
 	if err := p.adders(); err != nil {
 		return nil, err
 	}
+	if err := p.splitAdders(); err != nil {
+		return nil, err
+	}
 	if err := p.allocate(s); err != nil {
 		return nil, err
 	}
@@ -186,7 +189,8 @@ func (p *Plan) roots(gr *graph) error {
 			p.grads = append(p.grads, gr.byID[n.Deriv().ID()])
 		}
 	}
-	p.values = needed(gr, fwd, p.grads)
+	p.findSplits(gr)
+	p.values = needed(gr, fwd, slices.Concat(p.grads, p.lookups()))
 	for _, v := range p.values {
 		if v.kind == input {
 			p.inputs = append(p.inputs, v)

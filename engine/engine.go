@@ -36,6 +36,9 @@ type Options struct {
 	// Reference runs every operation through its own Do instead of a kernel:
 	// slow, and what the kernels are compared against.
 	Reference bool
+	// Split says whether the gradient of a tied embedding, of a table (V, D), is to
+	// come in two parts (see there). nil never splits.
+	Split func(s Split, table device.Tensor) bool
 	// Poison fills memory with NaN before a run and after its last use, and
 	// checks that no Do changes its inputs. It shows in wrong results what a
 	// fault in the memory plan would otherwise hide. For tests; host devices only.
@@ -88,6 +91,9 @@ type Hooks struct {
 	// LastRead is called after the last work that reads a parameter was
 	// enqueued; at the start of a run for a parameter that nothing reads.
 	LastRead func(param int) error
+	// Rows is called, in split runs, after the last work that writes the rows of a
+	// parameter's gradient was enqueued.
+	Rows func(param int) error
 }
 
 // Plan is a compiled graph. It is not safe for concurrent use, and its runs
@@ -104,6 +110,8 @@ type Plan struct {
 	values  []*value // everything with a place, ascending node id
 	inputs  []*value
 	grads   []*value // per parameter; empty when ForwardOnly
+	splits  []*split
+	apart   bool // split runs
 	steps   []*step
 	outputs []*output
 

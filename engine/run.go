@@ -117,6 +117,9 @@ func (p *Plan) enqueue(s device.Stream, st *step, ready func(param int) error) e
 			return err
 		}
 	}
+	if st.split != nil {
+		return p.enqueueSplit(s, st, ready)
+	}
 	calls := st.set
 	if st.grad >= 0 {
 		if err := call1(p.hooks.Write, st.grad); err != nil {
@@ -136,7 +139,7 @@ func (p *Plan) enqueue(s device.Stream, st *step, ready func(param int) error) e
 			return err
 		}
 	}
-	if st.grad >= 0 {
+	if st.grad >= 0 && !p.whole(st.grad) {
 		return call1(ready, st.grad)
 	}
 	return nil
@@ -190,6 +193,8 @@ func (p *Plan) resolve() error {
 
 func (p *Plan) resolveStep(st *step) {
 	switch {
+	case st.split != nil:
+		p.resolveSplit(st)
 	case st.copy:
 		p.resolveCopy(st)
 	case st.v.kernel != nil:

@@ -38,7 +38,10 @@ type step struct {
 
 	reads, lastReads []int   // parameters first, and last, read here
 	freed            []*item // in use here for the last time
-	set, adds        []call  // the work itself, when overwriting and when adding
+	// set and adds are the work itself, when overwriting and when adding; of a
+	// split, when adding and when apart.
+	set, adds []call
+	split     *split
 }
 
 // output is a node whose value is kept for BindOutputs.
@@ -122,8 +125,12 @@ func (s *scheduler) emitAll(loss *value) {
 
 // emit appends v's op and the copies of the gradients that it makes final.
 func (s *scheduler) emit(v *value, late []int) {
-	st := &step{v: v, grad: -1}
+	st := &step{v: v, grad: -1, split: s.p.splitOf(v)}
 	s.p.steps = append(s.p.steps, st)
+	if st.split != nil {
+		v.place = place{region: inGrad, index: st.split.Param, n: v.t.Bytes()}
+		return
+	}
 	for _, i := range s.owners[v] {
 		switch {
 		case slices.Contains(late, i):

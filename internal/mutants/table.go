@@ -254,4 +254,52 @@ var mutants = []mutant{
 		New:      "\tif err := error(nil); err != nil {",
 		Packages: []string{"./ddp"}, Run: "TestThrowOnEarly",
 	},
+	{
+		Name: "a checkpoint counts before it is done", File: "checkpoint/dir.go",
+		Old:      "if _, err := os.Stat(c.Path(doneFile)); err == nil {",
+		New:      "if _, err := os.Stat(c.Dir); err == nil {",
+		Packages: []string{"./checkpoint"}, Run: "TestWholeOrAbsent",
+	},
+	{
+		Name: "moments are not restored", File: "trainer/resume.go",
+		Old:      "	return f.Read(name, host)",
+		New:      "	clear(host)\n	return nil",
+		Packages: []string{"./trainer"}, Run: "TestContinuedRunIsTheSame",
+	},
+	{
+		Name: "the optimizer's count starts again", File: "ddp/ddp.go",
+		Old:      "		d.opt.SetSteps(updates)",
+		New:      "		d.opt.SetSteps(0)",
+		Packages: []string{"./ddp", "./trainer"}, Run: "TestSetStepsContinues|TestContinuedRunIsTheSame",
+	},
+	{
+		Name: "a checkpoint is written from live memory", File: "trainer/checkpoint.go",
+		Old:      "				copy(c.copies[i].data, c.live[i].data)",
+		New:      "				c.copies[i].data = c.live[i].data",
+		Packages: []string{"./trainer"}, Run: "TestCheckpointIsOfItsStep",
+	},
+	{
+		Name: "garbage is kept as a checkpoint", File: "trainer/checkpoint.go",
+		Old:      "		if !allFinite(t.data) {",
+		New:      "		if false && !allFinite(t.data) {",
+		Packages: []string{"./trainer"}, Run: "TestNoCheckpointOfGarbage",
+	},
+	{
+		Name: "metrics of dropped steps stay", File: "trainer/resume.go",
+		Old:      " || m.Step > step {",
+		New:      " {",
+		Packages: []string{"./trainer"}, Run: "TestKeepMetrics",
+	},
+	{
+		Name: "the window forgets to slide", File: "models/gpt2mini/infer/decoder.go",
+		Old:      "		d.cached = 0\n",
+		New:      "		d.cached = d.kept() - 1\n",
+		Packages: []string{"./models/gpt2mini/infer"}, Run: "TestWindowSlides",
+	},
+	{
+		Name: "a tied embedding's rows are lost", File: "engine/split.go",
+		Old: "op.Attr.Accumulate = true",
+		New: "op.Attr.Accumulate = false",
+		Packages: []string{"./engine"}, Run: "TestSplitEmbedding",
+	},
 }
