@@ -250,13 +250,18 @@ func (b *collBench) agree(ctx context.Context, r *CollectiveRow, wrong int) erro
 		return err
 	}
 	r.AvgUS, r.P50US, r.P99US, r.MaxUS = v[0], v[1], v[2], v[3]
+	r.bandwidth()
+	v, err = b.reduce(ctx, comm.Sum, float64(wrong))
+	r.Wrong = int(v[0])
+	return err
+}
+
+// bandwidth fills in what follows from the size and the time.
+func (r *CollectiveRow) bandwidth() {
 	if r.P50US > 0 {
 		r.AlgBW = float64(r.Bytes) / r.P50US / 1e3
 		r.BusBW = r.AlgBW * busFactor(r.Collective, r.Ranks)
 	}
-	v, err = b.reduce(ctx, comm.Sum, float64(wrong))
-	r.Wrong = int(v[0])
-	return err
 }
 
 // busFactor is nccl-tests' factor from algorithm to bus bandwidth.

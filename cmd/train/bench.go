@@ -19,7 +19,7 @@ import (
 func newBench() *cobra.Command {
 	cmd := &cobra.Command{Use: "bench", Short: "Measure training steps", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() }}
-	cmd.AddCommand(newBenchStep(), newBenchBuckets())
+	cmd.AddCommand(newBenchStep(), newBenchBuckets(), newBenchCollectives())
 	return cmd
 }
 

@@ -105,6 +105,8 @@ func (n *Net) up(ctx context.Context, o Options) error {
 			"ip -n "+ns+" addr add "+addr+"/24 dev eth0",
 			"ip -n "+ns+" link set eth0 up",
 			"ip -n "+ns+" link set lo up",
+			"ip -n "+ns+" route change local 127.0.0.0/8 dev lo table local proto kernel scope host src 127.0.0.1 congctl "+o.CongestionControl,
+			"ip -n "+ns+" route change local 127.0.0.1 dev lo table local proto kernel scope host src 127.0.0.1 congctl "+o.CongestionControl,
 			// A namespace may not choose every algorithm by sysctl; a route may.
 			"ip -n "+ns+" route replace 10.77.0.0/24 dev eth0 proto kernel scope link src "+addr+" congctl "+o.CongestionControl,
 			limit(ns, "eth0", o.Rate), limit(br, port, o.Rate))
