@@ -12,6 +12,9 @@ const (
 	sumBytes = 64 << 10
 	// moveBytes is how much is copied at a time: a copy can't be interrupted.
 	moveBytes = 1 << 20
+	// stepBytes is how much is added everywhere before it is collected: what was
+	// read and written is then still in the cache that cores share.
+	stepBytes = 4 << 20
 )
 
 // perform is group.perform over shared memory. Each operation is direct, when
@@ -125,7 +128,7 @@ func (s *shared) allReduce(o *operation) error {
 	if err := s.meet(o, nil); err != nil {
 		return err
 	}
-	step, staged := len(o.src), s.staged(true)
+	step, staged := stepBytes, s.staged(true)
 	if staged {
 		step = stageBytes
 	}
@@ -135,7 +138,7 @@ func (s *shared) allReduce(o *operation) error {
 		if staged {
 			err = s.reduceStaged(o, off, n)
 		} else {
-			err = s.reduceDirect(o)
+			err = s.reduceDirect(o, off, n)
 		}
 		if err != nil {
 			return err
@@ -148,12 +151,13 @@ func (s *shared) allReduce(o *operation) error {
 	return s.round()
 }
 
-// reduceDirect adds this rank's block where it belongs.
-func (s *shared) reduceDirect(o *operation) (err error) {
-	lo, hi := blockRange(len(o.src), len(s.ctl), s.g.rank)
+// reduceDirect adds this rank's block of n bytes at off where it belongs.
+func (s *shared) reduceDirect(o *operation, off, n int) (err error) {
+	lo, hi := blockRange(n, len(s.ctl), s.g.rank)
 	if lo == hi {
 		return nil
 	}
+	lo, hi = lo+off, hi+off
 	for r := range s.from {
 		s.from[r] = o.src[lo:hi]
 		if d := &s.desc[r]; r != s.g.rank {
@@ -199,7 +203,7 @@ func (s *shared) collect(o *operation, off, n int, staged bool) error {
 			block = s.stage(r, 1)[:hi-lo]
 		default:
 			var err error
-			if block, err = s.view(r, d.dst, d.dstOff+lo, hi-lo); err != nil {
+			if block, err = s.view(r, d.dst, d.dstOff+off+lo, hi-lo); err != nil {
 				return err
 			}
 		}
