@@ -3,7 +3,6 @@ package tandem
 import (
 	"fmt"
 	"log/slog"
-	"net"
 	"os"
 	"runtime"
 	"strconv"
@@ -52,7 +51,9 @@ type Options struct {
 	// "tcp://host:port", where rank 0 serves the store. "" means "env://".
 	Store string
 	// Host is the name or address under which other machines reach this one.
-	// "" means TANDEM_HOST, or else the address that leads to the store.
+	// "" means TANDEM_HOST, or else the addresses of the interfaces that
+	// TANDEM_SOCKET_IFNAME chooses (rendezvous.ChosenAddrs), or else the address
+	// that leads to the store. Several are separated by commas.
 	Host string
 
 	// JoinTimeout is how long Init waits for the other ranks. 0 means 5 minutes.
@@ -131,24 +132,4 @@ func raiseGOMAXPROCS(threads int) {
 	if n := cpu.GOMAXPROCS(threads); runtime.GOMAXPROCS(0) < n {
 		runtime.GOMAXPROCS(n)
 	}
-}
-
-// host is how other machines reach this one, "" when all ranks are here.
-func (o *Options) host(e rendezvous.Env) (string, error) {
-	if o.Host != "" {
-		return o.Host, nil
-	}
-	if s := os.Getenv("TANDEM_HOST"); s != "" {
-		return s, nil
-	}
-	if !e.MultiHost() {
-		return "", nil
-	}
-	// Connecting a datagram socket sends nothing: it asks for the route.
-	c, err := net.Dial("udp", e.Addr())
-	if err != nil {
-		return "", fmt.Errorf("tandem: which address of this machine leads to the store at %s: %w; set TANDEM_HOST", e.Addr(), err)
-	}
-	defer c.Close()
-	return c.LocalAddr().(*net.UDPAddr).IP.String(), nil
 }

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"math"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"runtime"
@@ -306,9 +307,30 @@ func TestHost(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, h, "all ranks are here")
 	e.LocalWorldSize = 1
-	h, err = (&Options{}).host(e)
+	here := []rendezvous.Interface{{Name: "lo", Up: true, Loopback: true, Addrs: []netip.Addr{netip.MustParseAddr("127.0.0.1")}},
+		{Name: "eth0", Up: true, Addrs: []netip.Addr{netip.MustParseAddr("10.0.0.7"), netip.MustParseAddr("2001:db8::7")}},
+		{Name: "ib0", Up: true, Addrs: []netip.Addr{netip.MustParseAddr("10.1.0.7")}}}
+	interfaces := func() ([]rendezvous.Interface, error) { return here, nil }
+	t.Setenv("NCCL_SOCKET_IFNAME", "ib")
+	h, err = (&Options{}).hostAmong(e, interfaces)
 	require.NoError(t, err)
-	require.Equal(t, "127.0.0.1", h, "the address that leads to the store")
+	require.Equal(t, "10.1.0.7", h)
+	t.Setenv("TANDEM_SOCKET_IFNAME", "lo")
+	_, err = (&Options{}).hostAmong(e, interfaces)
+	require.ErrorIs(t, err, rendezvous.ErrLoopback)
+	t.Setenv("TANDEM_SOCKET_IFNAME", "")
+	t.Setenv("NCCL_SOCKET_IFNAME", "")
+	h, err = (&Options{}).hostAmong(e, interfaces)
+	require.NoError(t, err)
+	require.Equal(t, "10.0.0.7,2001:db8::7,10.1.0.7", h)
+	_, err = (&Options{}).hostAmong(e, func() ([]rendezvous.Interface, error) { return here[:1], nil })
+	require.ErrorIs(t, err, rendezvous.ErrLoopback)
+	require.NotContains(t, h, "127.0.0.1", "the store's name means this machine")
+	t.Setenv("TANDEM_HOST", "127.0.0.1, ::1")
+	_, err = (&Options{}).host(e)
+	require.ErrorIs(t, err, rendezvous.ErrLoopback)
+	_, err = (&Options{Host: "localhost"}).host(e)
+	require.ErrorIs(t, err, rendezvous.ErrLoopback)
 	t.Setenv("TANDEM_HOST", "name")
 	h, err = (&Options{}).host(e)
 	require.NoError(t, err)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"strings"
 	"time"
 
 	"github.com/tandem-go/tandem/device"
@@ -33,8 +34,8 @@ type Options struct {
 	Generation int
 
 	// Host is the name or address of this host to listen on and to publish, as
-	// the other ranks reach it; a name is looked up and all its addresses are
-	// used. Default: the loopback address, for ranks of one host.
+	// the other ranks reach it, or several, separated by commas; a name is looked
+	// up and all its addresses are used. Default: the loopback address, for ranks of one host.
 	Host string
 	// Congestion is the TCP congestion control of data connections (Linux).
 	// Default: cubic where the kernel has it, else the system's. cubic is the
@@ -141,12 +142,18 @@ func (o Options) validate() (Options, error) {
 
 // hostIPs are the addresses that Host stands for.
 func (o *Options) hostIPs(lookup func(string) ([]net.IP, error)) ([]net.IP, error) {
-	ips := []net.IP{net.ParseIP(o.Host)}
-	if ips[0] == nil {
-		var err error
-		if ips, err = lookup(o.Host); err != nil {
-			return nil, fmt.Errorf("ring: look up Host %q of rank %d: %w", o.Host, o.Rank, err)
+	var ips []net.IP
+	for host := range strings.SplitSeq(o.Host, ",") {
+		host = strings.TrimSpace(host)
+		if ip := net.ParseIP(host); ip != nil {
+			ips = append(ips, ip)
+			continue
 		}
+		more, err := lookup(host)
+		if err != nil {
+			return nil, fmt.Errorf("ring: look up Host %q of rank %d: %w", host, o.Rank, err)
+		}
+		ips = append(ips, more...)
 	}
 	for _, ip := range ips {
 		if !ip.IsLoopback() && o.Secret == "" {
