@@ -87,3 +87,27 @@ func TestCheckpointIsOfItsStep(t *testing.T) {
 		}
 	}
 }
+
+// Without it a run that is started once more than needed would report a loss of 0.
+func TestNothingLeftToTrain(t *testing.T) {
+	c := small(t, t.TempDir())
+	c.Keep = 99
+	trainTo(t, 1, c)
+	cs, err := checkpoint.List(filepath.Join(c.Out, checkpointDir))
+	require.NoError(t, err)
+	early := cs[0]
+	var s State
+	require.NoError(t, early.State(&s))
+	require.Nil(t, s.ValLoss)
+	c.Resume, c.Out, c.Steps = early.Dir, t.TempDir(), early.Step
+	for _, err := range ranks(t, 2, func(ctx context.Context, g *tandem.Group) error {
+		res, err := Run(ctx, g, c, Observer{})
+		if err == nil {
+			require.Equal(t, early.Step, res.Steps)
+			require.Positive(t, res.ValLoss)
+		}
+		return err
+	}) {
+		require.NoError(t, err)
+	}
+}

@@ -172,7 +172,10 @@ func (r *run) close() error {
 func (r *run) train(ctx context.Context) (*Result, error) {
 	r.started()
 	c := &r.c
-	res := r.before()
+	res, err := r.before(ctx)
+	if err != nil {
+		return nil, err
+	}
 	for step := r.first(); step < c.Steps && !r.ddp.Stopped(); step++ {
 		m, err := r.step(ctx, step)
 		if err != nil {
@@ -196,16 +199,24 @@ func (r *run) train(ctx context.Context) (*Result, error) {
 	return res, r.finish(ctx, func(ctx context.Context) error { return r.conclude(ctx, res) })
 }
 
-// before is the result of the steps that a checkpoint has behind it.
-func (r *run) before() *Result {
+// before is the result of the steps that a checkpoint has behind it. Where no
+// step is left, it is evaluated, unless that was done when it was written.
+func (r *run) before(ctx context.Context) (*Result, error) {
 	res := &Result{}
-	if s := r.from.State; s != nil {
-		res.Steps, res.Loss = s.Step, s.Loss
-		if s.ValLoss != nil {
-			res.ValLoss = *s.ValLoss
+	s := r.from.State
+	if s == nil {
+		return res, nil
+	}
+	res.Steps, res.Loss = s.Step, s.Loss
+	if s.ValLoss != nil {
+		res.ValLoss = *s.ValLoss
+	} else if s.Step >= r.c.Steps {
+		var err error
+		if res.ValLoss, err = r.eval.run(ctx); err != nil {
+			return nil, fmt.Errorf("evaluating the checkpoint of step %d: %w", s.Step, err)
 		}
 	}
-	return res
+	return res, nil
 }
 
 // conclude is rank 0's work after the last step.
