@@ -56,6 +56,12 @@ func (d *DDP) compareAll(ctx context.Context, s device.Stream) error {
 	if err != nil {
 		return err
 	}
+	err = d.compare(ctx, s, "batch", []byte(d.describeSplits()), func(a, b []byte) string {
+		return fmt.Sprintf("the embedding looks up %snot %sset WholeEmbeddings for batches that differ", a, b)
+	})
+	if err != nil {
+		return err
+	}
 	return d.compare(ctx, s, "layout", d.layout.Encode(), func(a, b []byte) string {
 		la, err1 := bucket.Decode(a)
 		lb, err2 := bucket.Decode(b)

@@ -86,6 +86,11 @@ type Options struct {
 	// all ranks before its forward pass.
 	Buffers    gorgonia.Nodes
 	BufferMode BufferMode
+	// WholeEmbeddings reduces the gradients of tied embeddings with the rest. By
+	// default the lookup's part, which is the last of all to be final, travels
+	// apart as the batch's rows, where that is less than the whole; it is not with
+	// Weighted, Graphs or FindUnused. All ranks must have batches of one size.
+	WholeEmbeddings bool
 	// FindUnused leaves parameters that a loss doesn't reach out of its graph,
 	// instead of refusing them by name. They are then unused there, as those that
 	// other Graphs have.
@@ -165,8 +170,8 @@ func (o *Options) whole() bool { return o.MaxNorm > 0 || o.LossScale != nil }
 
 // signature is what must agree between ranks, besides the layout.
 func (o *Options) signature(lossType fmt.Stringer) string {
-	return fmt.Sprintf("optimizer %#v, max norm %v, norm %v, weighted %v, loss %v, check params %d, find unused %v, hook %#v, join %+v, loss scale %v",
-		o.Optimizer, o.MaxNorm, o.Norm, o.Weighted, lossType, o.CheckParams, o.FindUnused, o.Hook, o.Join, o.describeLossScale())
+	return fmt.Sprintf("optimizer %#v, max norm %v, norm %v, weighted %v, loss %v, check params %d, find unused %v, hook %#v, join %+v, loss scale %v, whole embeddings %v",
+		o.Optimizer, o.MaxNorm, o.Norm, o.Weighted, lossType, o.CheckParams, o.FindUnused, o.Hook, o.Join, o.describeLossScale(), o.WholeEmbeddings)
 }
 
 func (o *Options) describeLossScale() string {
@@ -226,6 +231,7 @@ type DDP struct {
 	stopped  bool
 	bad      float64 // laneBad
 	hash     float64 // laneHash
+	splits   []*splitGradient
 	buffers  []*modelBuffer
 	claimed  []weak.Pointer[gorgonia.Node]
 	hashes   []byte // of each parameter

@@ -110,7 +110,7 @@ func (d *DDP) compileGraph(g Graph) (*branch, error) {
 		}
 	}
 	var err error
-	b.plan, err = engine.Compile(d.dev, g.Loss, b.nodes, &engine.Options{Logger: d.log, Outputs: g.Outputs})
+	b.plan, err = engine.Compile(d.dev, g.Loss, b.nodes, &engine.Options{Logger: d.log, Outputs: g.Outputs, Split: d.splitRule()})
 	return b, err
 }
 
@@ -238,7 +238,7 @@ func (d *DDP) hookBranches() {
 		of := func(f func(int) error) func(int) error {
 			return func(i int) error { return f(b.params[i]) }
 		}
-		b.plan.BindHooks(engine.Hooks{Read: of(d.red.Read), Write: of(d.red.Write), LastRead: of(d.red.LastRead)})
+		b.plan.BindHooks(engine.Hooks{Read: of(d.red.Read), Write: of(d.red.Write), LastRead: of(d.red.LastRead), Rows: func(int) error { return d.red.Rows() }})
 		b.ready = func(i int) error {
 			if !b.begun {
 				b.begun = true

@@ -178,6 +178,9 @@ func (d *DDP) contributeZeros() error {
 			return err
 		}
 	}
+	if err := d.zeroRows(); err != nil {
+		return err
+	}
 	if err := d.red.End(); err != nil {
 		return err
 	}

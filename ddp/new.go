@@ -156,6 +156,9 @@ func (d *DDP) allocate() error {
 	if err := d.prepareUsage(); err != nil {
 		return err
 	}
+	if err := d.prepareSplits(); err != nil {
+		return err
+	}
 	return d.makeValueGrads()
 }
 
@@ -165,6 +168,9 @@ func (d *DDP) wire(stream device.Stream) error {
 	cfg := overlap.Config{
 		Device: d.dev, Comm: d.meter, Layout: d.layout, CommStream: stream, Grads: d.grads,
 		Agree: d.agree, Prepare: d.prepare, After: d.restore, Whole: d.opts.whole(),
+	}
+	if cfg.Late = d.lateBuckets(); cfg.Late != nil {
+		cfg.Tail = d.gatherRows
 	}
 	var hyper device.Buffer
 	if d.opts.Optimizer != nil {

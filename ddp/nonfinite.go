@@ -115,6 +115,7 @@ func (d *DDP) rerun() error {
 		return err
 	}
 	d.plan.Accumulate(false)
+	d.plan.SplitRuns(false)
 	if err := d.plan.Run(d.red.Compute(), d.ready); err != nil {
 		return err
 	}

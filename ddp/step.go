@@ -112,6 +112,7 @@ func (d *DDP) compute() error {
 		return err
 	}
 	d.plan.Accumulate(d.micro > 0)
+	d.plan.SplitRuns(d.red.Tails())
 	if err := d.plan.Run(s, d.ready); err != nil {
 		return err
 	}

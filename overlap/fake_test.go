@@ -91,8 +91,10 @@ func nameEvents(r *Reducer, rec *recorder) {
 	for i := range r.sets {
 		s, set := &r.sets[i], string(rune('a'+i))
 		rec.names[s.begin], rec.names[s.end], rec.names[s.whole] = "begin/"+set, "end/"+set, "whole/"+set
+		rec.names[s.rows], rec.names[s.tail] = "rows/"+set, "tail/"+set
 		for k, e := range s.buckets {
 			rec.names[e.ready] = fmt.Sprintf("ready[%d]/%s", k, set)
+			rec.names[e.sent] = fmt.Sprintf("sent[%d]/%s", k, set)
 			rec.names[e.done] = fmt.Sprintf("done[%d]/%s", k, set)
 			rec.names[e.lastRead] = fmt.Sprintf("lastRead[%d]/%s", k, set)
 			rec.names[e.updated] = fmt.Sprintf("updated[%d]/%s", k, set)

@@ -73,7 +73,7 @@ func (s *script) run(f []string) error {
 		arg, _ = strconv.Atoi(f[1])
 	}
 	switch f[0] {
-	case "new": // new external|per-bucket|whole 0 1 | 2
+	case "new": // new external|per-bucket|whole|late 0 1 | 2
 		return s.create(f[1], strings.Fields(strings.Join(f[2:], " ")))
 	case "schedule":
 		s.schedule = map[string]Schedule{"normal": Normal, "no-overlap": NoOverlap, "no-comm": NoComm}[f[1]]
@@ -90,6 +90,8 @@ func (s *script) run(f []string) error {
 		return s.r.Ready(arg)
 	case "end":
 		return s.r.End()
+	case "rows":
+		return s.r.Rows()
 	case "updates":
 		return s.r.Updates()
 	case "reduced":
@@ -132,6 +134,11 @@ func (s *script) create(mode string, groups []string) error {
 	}
 	if mode != "external" {
 		cfg.Update = enqueue("update")
+	}
+	if mode == "late" { // per-bucket, the first completed by a tail
+		cfg.Late = make([]bool, len(l.Buckets))
+		cfg.Late[0] = true
+		cfg.Tail = func(st device.Stream) error { s.rec.printf("  %v: tail", st); return nil }
 	}
 	if mode == "whole" {
 		cfg.Whole, cfg.Reduced, cfg.Prepare = true, enqueue("squares"), enqueue("scale")

@@ -77,6 +77,10 @@ type Config struct {
 	// After follows the collective of a bucket on the comm stream; averages are
 	// complete when it is.
 	After func(s device.Stream, bucket int) error
+	// Late, one entry a bucket, marks those that the collective of a bucket doesn't
+	// complete: Tail, on the comm stream behind all of them, does. nil marks none.
+	Late []bool
+	Tail func(s device.Stream) error
 	// Reduced follows the collective of a bucket on the update stream.
 	Reduced func(s device.Stream, bucket int) error
 	// Update applies a bucket's averages to its parameters, on the update
@@ -270,6 +274,15 @@ func (r *Reducer) launch(k int) error {
 	if err := r.reduce(k); err != nil {
 		return err
 	}
+	if r.late(k) {
+		return r.comm.Record(e.sent)
+	}
+	return r.complete(k)
+}
+
+// complete enqueues what follows once bucket k holds averages.
+func (r *Reducer) complete(k int) error {
+	e := &r.cur.buckets[k]
 	if err := call(r.cfg.After, r.comm, k); err != nil {
 		return err
 	}
@@ -360,6 +373,9 @@ func (r *Reducer) End() error {
 	if err := r.launchFull(); err != nil {
 		return err
 	}
+	if err := r.tail(); err != nil {
+		return err
+	}
 	for k := range r.buckets {
 		if r.buckets[k].readers == 0 {
 			continue
@@ -394,6 +410,9 @@ func (r *Reducer) Updates() error {
 func (r *Reducer) WaitReduced(ctx context.Context) error {
 	if len(r.buckets) == 0 || !r.cur.used {
 		return nil
+	}
+	if r.cur.tailed {
+		return r.cur.tail.Sync(ctx)
 	}
 	return r.cur.buckets[len(r.buckets)-1].done.Sync(ctx)
 }

@@ -8,12 +8,14 @@ import (
 )
 
 // events are those of one bucket in one synchronised step.
-type events struct{ ready, done, lastRead, updated device.Event }
+type events struct{ ready, sent, done, lastRead, updated device.Event }
 
 // set is the events of one synchronised step.
 type set struct {
 	begin, end device.Event // of the step's work on compute
 	whole      device.Event // before the first update, where updates wait for all buckets
+	rows, tail device.Event // what the tail needs is final; the tail has run
+	tailed     bool         // there was a tail
 	buckets    []events
 	used       bool // a step was enqueued whose times were not collected yet
 	began      time.Time
@@ -22,10 +24,10 @@ type set struct {
 
 func (s *set) create(d device.Device, buckets int) error {
 	s.buckets = make([]events, buckets)
-	all := []*device.Event{&s.begin, &s.end, &s.whole}
+	all := []*device.Event{&s.begin, &s.end, &s.whole, &s.rows, &s.tail}
 	for k := range s.buckets {
 		e := &s.buckets[k]
-		all = append(all, &e.ready, &e.done, &e.lastRead, &e.updated)
+		all = append(all, &e.ready, &e.sent, &e.done, &e.lastRead, &e.updated)
 	}
 	for _, e := range all {
 		var err error
@@ -42,10 +44,13 @@ func (s *set) reset() {
 	for k := range s.buckets {
 		e := &s.buckets[k]
 		e.ready.Reset()
+		e.sent.Reset()
 		e.done.Reset()
 		e.lastRead.Reset()
 	}
-	s.updates = 0
+	s.rows.Reset()
+	s.tail.Reset()
+	s.updates, s.tailed = 0, false
 }
 
 // BucketTime says when things happened to a bucket, as time since the step's
@@ -138,9 +143,11 @@ func (r *Reducer) collect(s *set) error {
 		e, b := &s.buckets[k], &t.Buckets[k]
 		*b = BucketTime{Ready: since(e.ready), Done: since(e.done)}
 		b.Start = max(b.Ready, free)
-		t.Comm += b.Done - b.Start
-		t.Exposed += max(0, b.Done-max(b.Start, t.Compute))
 		free = b.Done
+		if s.tailed && r.isLate(k) {
+			free = since(e.sent)
+		}
+		t.add(b.Start, free)
 		if s.updates > 0 {
 			b.Updated = since(e.updated)
 			b.UpdateStart = min(b.Updated, max(idle, b.Done, since(e.lastRead)))
@@ -148,10 +155,19 @@ func (r *Reducer) collect(s *set) error {
 			idle = max(idle, b.Updated)
 		}
 	}
+	if s.tailed {
+		t.add(max(since(s.rows), free), since(s.tail))
+	}
 	for k := range t.Buckets {
 		if t.Buckets[k].Start < min(t.Compute, t.Buckets[len(t.Buckets)-1].Ready) {
 			t.Early++
 		}
 	}
 	return err
+}
+
+// add counts a collective at the head of the queue from start to end.
+func (t *Times) add(start, end time.Duration) {
+	t.Comm += end - start
+	t.Exposed += max(0, end-max(start, t.Compute))
 }

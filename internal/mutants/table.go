@@ -298,8 +298,38 @@ var mutants = []mutant{
 	},
 	{
 		Name: "a tied embedding's rows are lost", File: "engine/split.go",
-		Old: "op.Attr.Accumulate = true",
-		New: "op.Attr.Accumulate = false",
+		Old:      "op.Attr.Accumulate = true",
+		New:      "op.Attr.Accumulate = false",
 		Packages: []string{"./engine"}, Run: "TestSplitEmbedding",
+	},
+	{
+		Name: "embedding rows are not divided by the ranks", File: "ddp/split.go",
+		Old:      "math.Float32bits(float32(d.scale)))",
+		New:      "math.Float32bits(1))",
+		Packages: []string{"./ddp"}, Run: "TestSplitEmbeddings",
+	},
+	{
+		Name: "the caller doesn't wait for embedding rows", File: "overlap/overlap.go",
+		Old:      "\t\treturn r.cur.tail.Sync(ctx)",
+		New:      "\t\treturn r.cur.buckets[len(r.buckets)-1].done.Sync(ctx)",
+		Packages: []string{"./overlap"}, Run: "TestGoldenOrder",
+	},
+	{
+		Name: "embedding rows are gathered before they are final", File: "overlap/tail.go",
+		Old:      "if err := r.comm.Wait(r.cur.rows); err != nil {",
+		New:      "if err := error(nil); err != nil {",
+		Packages: []string{"./ddp"}, Run: "TestSplitEmbeddings",
+	},
+	{
+		Name: "a bucket is updated before its embedding rows", File: "overlap/overlap.go",
+		Old:      "\tif r.late(k) {",
+		New:      "\tif r.late(k) && r.cfg.Update == nil {",
+		Packages: []string{"./ddp"}, Run: "TestSplitEmbeddings",
+	},
+	{
+		Name: "a rank without data adds old rows", File: "ddp/split.go",
+		Old:      "if err := d.red.Compute().Launch(x.zero.kernel, x.zero.args); err != nil {",
+		New:      "if err := d.red.Compute().Launch(x.scale.kernel, x.scale.args); err != nil {",
+		Packages: []string{"./ddp"}, Run: "TestSplitEmbeddingsOfUneven",
 	},
 }
