@@ -62,12 +62,12 @@ type gemmTable struct {
 }
 
 // Block sizes. A block of A of blockRows by blockDepth stays in the second-level
-// cache (384 KiB) while the panels of B pass; a panel of B (at most 32 KiB) stays
+// cache (512 KiB) while the panels of B pass; a panel of B (at most 32 KiB) stays
 // in the first while the tiles of A pass. See Goto and van de Geijn, «Anatomy of
 // High-Performance Matrix Multiplication» (2008); since the panel is packed right
 // before it is used, B needs no buffer of its own in the third level.
 const (
-	blockRows  = 384
+	blockRows  = 512
 	blockDepth = 256
 )
 

@@ -1,7 +1,7 @@
 package simd
 
 // Workspace is the scratch memory of one thread: whoever calls kernels that ask
-// for one owns it for that time. About 0.7 MiB, allocated once.
+// for one owns it for that time. About 0.9 MiB, allocated once.
 type Workspace struct {
 	args  gemmArgs
 	packA []float32 // a block of A, tile by tile
