@@ -124,8 +124,8 @@ func TestSplitEmbeddingsOfUnevenRanks(t *testing.T) {
 		m, err := gpt2mini.New(gpt2mini.Config{Vocab: 300, Block: 4, Seq: 4, Layers: 1, Heads: 2, DModel: 16, Batch: rows})
 		return m, errors.Join(err, m.Init(1))
 	}
-	train := func(whole bool) (params [][]float32) {
-		o := Options{Optimizer: optim.SGD{LR: 0.1}, WholeEmbeddings: whole, CheckParams: 1}
+	train := func(whole, initial bool) (params [][]float32) {
+		o := Options{Optimizer: optim.SGD{LR: 0.1}, WholeEmbeddings: whole, CheckParams: 1, Join: JoinOptions{DivideByInitial: initial}}
 		group{ranks: 3, opts: o}.must(t, func(ctx context.Context, rank int, c comm.Communicator, o *Options) error {
 			m, err := build(2)
 			if err != nil {
@@ -149,7 +149,9 @@ func TestSplitEmbeddingsOfUnevenRanks(t *testing.T) {
 		})
 		return params
 	}
-	requireNear(t, train(true), train(false), 2e-5)
+	for _, initial := range []bool{false, true} {
+		requireNear(t, train(true, initial), train(false, initial), 2e-5)
+	}
 
 	errs := group{ranks: 2}.run(t, func(ctx context.Context, rank int, c comm.Communicator, o *Options) error {
 		m, err := build(2 + rank)
