@@ -14,23 +14,24 @@ import (
 
 var benchBytes = []int{4 << 10, 64 << 10, 1 << 20, 25 << 20, 100 << 20}
 
-// BenchmarkAllReduce is two ranks in two processes over loopback, this process
-// being rank 0.
+// BenchmarkAllReduce is two ranks in two processes, over loopback and over
+// shared memory, this process being rank 0.
 func BenchmarkAllReduce(b *testing.B) {
-	for _, bytes := range benchBytes {
-		b.Run(fmt.Sprint(bytes), func(b *testing.B) {
+	for k := range 2 * len(benchBytes) {
+		bytes, transport := benchBytes[k/2], []string{TransportTCP, TransportShm}[k%2]
+		b.Run(fmt.Sprintf("%s %d", transport, bytes), func(b *testing.B) {
 			dev, err := cpu.New(&cpu.Options{Threads: 1})
 			if err != nil {
 				b.Fatal(err)
 			}
 			defer dev.Close()
-			_, addr := startProcesses(b, job{Size: 2, Elems: bytes / 4}, 1)
+			_, addr := startProcesses(b, job{Size: 2, Elems: bytes / 4, Transport: transport}, 1)
 			st, err := rendezvous.Dial(context.Background(), rendezvous.ClientOptions{Addr: addr})
 			if err != nil {
 				b.Fatal(err)
 			}
 			defer st.Close()
-			c, err := New(context.Background(), Options{Size: 2, Store: st, Device: dev})
+			c, err := New(context.Background(), Options{Size: 2, Store: st, Device: dev, Transport: transport})
 			if err != nil {
 				b.Fatal(err)
 			}

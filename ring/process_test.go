@@ -196,41 +196,58 @@ func agreed(t *testing.T, all []report, culprit int) {
 }
 
 // Without this the death of a process in mid-allreduce could hang the others
-// until the arrival deadline, or they would blame one another.
+// until the arrival deadline, or leave them asleep on a word that nobody writes, or they would blame one another.
 func TestKill(t *testing.T) {
-	for _, size := range []int{2, 4} {
-		for _, elems := range []int{10, 3_000_000} {
-			for _, victim := range []int{0, 1, size - 1} {
-				t.Run(fmt.Sprintf("%d of %d, %d", victim, size, elems), func(t *testing.T) {
-					p, _ := startProcesses(t, job{Size: size, Elems: elems}, 0)
-					if err := p.cmd[victim].Process.Kill(); err != nil {
-						t.Fatal(err)
-					}
-					all := p.reports(victim)
-					agreed(t, all, victim)
-					for _, r := range all {
-						if !r.Lost {
-							t.Errorf("the error is no ErrLost: %+v", r)
-						}
-					}
-				})
+	for _, transport := range transports(t) {
+		for _, size := range []int{2, 4} {
+			for _, elems := range []int{10, 3_000_000} {
+				for _, victim := range []int{0, 1, size - 1} {
+					t.Run(fmt.Sprintf("%s, %d of %d, %d", transport, victim, size, elems), func(t *testing.T) {
+						kill(t, job{Size: size, Elems: elems, Transport: transport}, victim)
+					})
+				}
 			}
 		}
 	}
 }
 
+func kill(t *testing.T, j job, victim int) {
+	p, _ := startProcesses(t, j, 0)
+	if err := p.cmd[victim].Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	all := p.reports(victim)
+	agreed(t, all, victim)
+	for _, r := range all {
+		if !r.Lost || r.Op != "allreduce" {
+			t.Errorf("want ErrLost in an allreduce: %+v", r)
+		}
+	}
+}
+
+// transports are those that processes of this host can use.
+func transports(t *testing.T) []string {
+	if why := noShared(t); why != "" {
+		t.Log("no shared memory here: ", why)
+		return []string{TransportTCP}
+	}
+	return []string{TransportTCP, TransportShm}
+}
+
 // Without this a stopped process, whose connections stay open, would hang the
 // others.
 func TestStop(t *testing.T) {
-	for _, victim := range []int{0, 2} {
-		t.Run(fmt.Sprint(victim), func(t *testing.T) {
-			p, _ := startProcesses(t, job{Size: 3, Elems: 1000, DeadAfter: time.Second}, 0)
-			if err := p.cmd[victim].Process.Signal(syscall.SIGSTOP); err != nil {
-				t.Fatal(err)
-			}
-			all := p.reports(victim)
-			agreed(t, all, victim)
-		})
+	for _, transport := range transports(t) {
+		for _, victim := range []int{0, 2} {
+			t.Run(fmt.Sprint(transport, " ", victim), func(t *testing.T) {
+				p, _ := startProcesses(t, job{Size: 3, Elems: 1000, DeadAfter: time.Second, Transport: transport}, 0)
+				if err := p.cmd[victim].Process.Signal(syscall.SIGSTOP); err != nil {
+					t.Fatal(err)
+				}
+				all := p.reports(victim)
+				agreed(t, all, victim)
+			})
+		}
 	}
 }
 
@@ -242,7 +259,7 @@ func TestStrangers(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer dev.Close()
-	all := start(t, 2, Options{Device: dev, Secret: "right", JobID: "job", Generation: 3})
+	all := start(t, 2, Options{Device: dev, Secret: "right", JobID: "job", Generation: 3, Transport: TransportTCP})
 	g := all[1].(*group)
 	addr := g.n.cards[1].Addrs[0]
 	for i := range 2 * maxStrangers {

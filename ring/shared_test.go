@@ -4,12 +4,11 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"fmt"
+	"log/slog"
 	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -63,50 +62,25 @@ func (p *private) Alloc(n int) (device.Buffer, error) {
 }
 
 // needShared skips where memory can't be shared.
-func needShared(t testing.TB) {
+func needShared(t *testing.T) {
 	t.Helper()
-	n := &node{o: Options{Size: 2, Transport: TransportShm}, lis: &listener{}}
-	n.o, _ = n.o.validate()
-	if c := n.offer(t.Context()); c.Shm == nil {
-		t.Skip("no shared memory here: " + c.NoShm)
+	if why := noShared(t); why != "" {
+		t.Skip("no shared memory here: ", why)
+	}
+}
+
+// noShared is why memory can't be shared, "" if it can.
+func noShared(t *testing.T) string {
+	t.Helper()
+	n := &node{o: Options{Size: 2, Transport: TransportShm, Logger: slog.New(slog.DiscardHandler)}, lis: &listener{}}
+	c := n.offer(t.Context())
+	if c.Shm == nil {
+		return c.NoShm
 	}
 	if err := n.host.close(); err != nil {
 		t.Fatal(err)
 	}
-}
-
-// Without this the death or the stop of a process could leave the others
-// asleep on a word that nobody writes any more.
-func TestKillShared(t *testing.T) {
-	needShared(t)
-	for _, size := range []int{2, 4} {
-		for _, elems := range []int{10, 3_000_000} {
-			for _, victim := range []int{0, 1, size - 1} {
-				t.Run(fmt.Sprintf("%d of %d, %d", victim, size, elems), func(t *testing.T) {
-					p, _ := startProcesses(t, job{Size: size, Elems: elems, Transport: TransportShm}, 0)
-					if err := p.cmd[victim].Process.Kill(); err != nil {
-						t.Fatal(err)
-					}
-					all := p.reports(victim)
-					agreed(t, all, victim)
-					for _, r := range all {
-						if !r.Lost || r.Op != "allreduce" {
-							t.Errorf("want ErrLost in an allreduce: %+v", r)
-						}
-					}
-				})
-			}
-		}
-	}
-	for _, victim := range []int{0, 2} {
-		t.Run(fmt.Sprint("stop ", victim), func(t *testing.T) {
-			p, _ := startProcesses(t, job{Size: 3, Elems: 1000, DeadAfter: time.Second, Transport: TransportShm}, 0)
-			if err := p.cmd[victim].Process.Signal(syscall.SIGSTOP); err != nil {
-				t.Fatal(err)
-			}
-			agreed(t, p.reports(victim), victim)
-		})
-	}
+	return ""
 }
 
 // Without this buffers would die with the communicator that allocated them, or
