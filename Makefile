@@ -3,7 +3,7 @@ GO ?= go
 # The packages whose concurrency the race detector watches; the rest is arithmetic.
 RACE = ./comm/... ./ring/... ./overlap/... ./ddp/... ./launch/... ./rendezvous/... ./cpu/...
 
-.PHONY: help build test race lint bench mutants generate test-net cross
+.PHONY: help build test race lint bench mutants chaos generate test-net cross
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +27,9 @@ bench: ## micro-benchmarks of kernels and collectives
 
 mutants: ## plant one fault each; the tests must notice every one
 	$(GO) run ./internal/mutants
+
+chaos: ## 200 jobs of real processes, disturbed: kills, pauses, strangers (SEED=1 ROUNDS=200)
+	$(GO) run ./internal/chaos -seed $(or $(SEED),1) -rounds $(or $(ROUNDS),200)
 
 generate: ## regenerate the assembly kernels (fetches avo)
 	$(GO) generate ./internal/simd
