@@ -160,7 +160,7 @@ type group struct {
 
 // run runs f on all ranks at once, each with a device of its own and rank r's
 // communicator, and returns their errors.
-func (g group) run(t *testing.T, f func(ctx context.Context, rank int, c comm.Communicator, o *Options) error) []error {
+func (g group) run(t testing.TB, f func(ctx context.Context, rank int, c comm.Communicator, o *Options) error) []error {
 	t.Helper()
 	shared, err := cpu.New(&cpu.Options{Threads: 1})
 	require.NoError(t, err)
@@ -206,7 +206,7 @@ func (g group) run(t *testing.T, f func(ctx context.Context, rank int, c comm.Co
 }
 
 // must is run for tests in which no rank fails.
-func (g group) must(t *testing.T, f func(ctx context.Context, rank int, c comm.Communicator, o *Options) error) {
+func (g group) must(t testing.TB, f func(ctx context.Context, rank int, c comm.Communicator, o *Options) error) {
 	t.Helper()
 	for r, err := range g.run(t, f) {
 		require.NoError(t, err, "rank %d", r)
@@ -289,7 +289,7 @@ func newDevice(t *testing.T) *cpu.Device {
 }
 
 // overTCP makes a ring whose ranks are goroutines of this process.
-func overTCP(t *testing.T, dev device.Device, n int) []comm.Communicator {
+func overTCP(t testing.TB, dev device.Device, n int) []comm.Communicator {
 	store := rendezvous.NewMem()
 	defer store.Close()
 	world, errs := make([]comm.Communicator, n), make([]error, n)
