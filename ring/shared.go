@@ -38,15 +38,18 @@ const (
 	mailBytes  = 2 * lineBytes // sent, taken
 	descBytes  = 32
 	headBytes  = 128 // header and descriptor
-	slotBytes  = 32 << 10
+	slotBytes  = 128 << 10
+	slotsBytes = 256 << 10 // the most that a rank reads from slots
 	stageBytes = 512 << 10 // a half
 	pageBytes  = 4096
 )
 
 const (
-	// spinFor is how long a rank looks for a word before it sleeps: two or
-	// three times what waking it would cost.
-	spinFor = 20 * time.Microsecond
+	// spinFor is how long a rank looks for a word, and yieldFor how long it looks
+	// in between letting others have the core, before it sleeps: waking it costs
+	// as much.
+	spinFor  = 20 * time.Microsecond
+	yieldFor = 100 * time.Microsecond
 	// sleepFor bounds one sleep, in case a wake was lost.
 	sleepFor = 50 * time.Millisecond
 )
@@ -173,7 +176,7 @@ func reached(w *atomic.Uint32, v uint32) bool { return int32(w.Load()-v) >= 0 }
 // or the group has failed; how long a rank may take is the clock's affair,
 // which ends in hangUp.
 func (s *shared) wait(rank int, w *atomic.Uint32, v uint32) error {
-	if reached(w, v) || s.spinFor(w, v) {
+	if reached(w, v) || s.look(w, v) {
 		return nil
 	}
 	own := s.word(s.g.rank, asleepAt)
@@ -197,19 +200,24 @@ func (s *shared) wait(rank int, w *atomic.Uint32, v uint32) error {
 	}
 }
 
-// spinFor looks for a while, unless there are more ranks than cores: then the
-// one that is waited for may need this one.
-func (s *shared) spinFor(w *atomic.Uint32, v uint32) bool {
-	if !s.spin {
-		runtime.Gosched()
-		shm.Yield()
-		return reached(w, v)
-	}
-	for start := time.Now(); time.Since(start) < spinFor; {
+// look looks for a while. When there are more ranks than cores it yields at
+// once: the one that is waited for may need this core.
+func (s *shared) look(w *atomic.Uint32, v uint32) bool {
+	start := time.Now()
+	for s.spin && time.Since(start) < spinFor {
 		for range 64 {
 			if reached(w, v) {
 				return true
 			}
+		}
+	}
+	if !s.spin {
+		runtime.Gosched()
+	}
+	for time.Since(start) < yieldFor {
+		shm.Yield()
+		if reached(w, v) {
+			return true
 		}
 	}
 	return false
@@ -350,5 +358,5 @@ func (s *shared) staged(dst bool) bool {
 
 // small is whether a payload goes through the slots.
 func (s *shared) small(c *comm.Call, n int) bool {
-	return n <= slotBytes && (len(s.ctl)-1)*n <= s.g.n.o.plan.exchangeBytes
+	return s.g.n.o.plan.exchangeBytes >= 0 && n <= slotBytes && (len(s.ctl)-1)*n <= slotsBytes
 }
