@@ -274,3 +274,36 @@ func TestMiB(t *testing.T) {
 		require.Error(t, err)
 	}
 }
+
+// Without it a change of caps would mix parameters up, or leave old values
+// between them.
+func TestMove(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		ps, order, caps := anything(t)
+		from, err := Assign(ps, order, caps)
+		require.NoError(t, err)
+		to, err := Assign(ps, rapid.Permutation(order).Draw(t, "to"), Caps{Cap: []int{rapid.IntRange(1, 9000).Draw(t, "cap")}})
+		require.NoError(t, err)
+		arena := make([]byte, from.Bytes())
+		for p, s := range from.Slots {
+			for i := range s.Bytes {
+				arena[from.offset(p)+i] = byte(1 + (p+i)%200)
+			}
+		}
+		require.NoError(t, Move(arena, from, to))
+		left := 0
+		for p, s := range to.Slots {
+			for i := range s.Bytes {
+				require.Equal(t, byte(1+(p+i)%200), arena[to.offset(p)+i])
+				arena[to.offset(p)+i] = 0
+			}
+		}
+		for _, b := range arena {
+			left += int(b)
+		}
+		require.Zero(t, left, "padding isn't zero")
+	})
+	a, err := Assign(params(1), []int{0}, Caps{})
+	require.NoError(t, err)
+	require.Error(t, Move(make([]byte, 8), a, a))
+}

@@ -62,14 +62,17 @@ func (d *DDP) compareAll(ctx context.Context, s device.Stream) error {
 	if err != nil {
 		return err
 	}
-	return d.compare(ctx, s, "layout", d.layout.Encode(), func(a, b []byte) string {
-		la, err1 := bucket.Decode(a)
-		lb, err2 := bucket.Decode(b)
-		if err := errors.Join(err1, err2); err != nil {
-			return err.Error()
-		}
-		return bucket.Diff(la, lb)
-	})
+	return d.compare(ctx, s, "layout", d.layout.Encode(), diffLayouts)
+}
+
+// diffLayouts says where two encoded layouts differ.
+func diffLayouts(a, b []byte) string {
+	la, err1 := bucket.Decode(a)
+	lb, err2 := bucket.Decode(b)
+	if err := errors.Join(err1, err2); err != nil {
+		return err.Error()
+	}
+	return bucket.Diff(la, lb)
 }
 
 // compareBranches compares the graphs where there are several; of one alone the

@@ -208,8 +208,9 @@ type DDP struct {
 	hook      hook.Reducer // nil: all-reduce
 	scale     float64      // what the hook is to multiply gradients by
 
-	params, grads []device.Buffer // by bucket
-	paramBufs     []device.Buffer // by parameter
+	arenas        [2]device.Buffer // of the parameters and of the gradients
+	params, grads []device.Buffer  // by bucket
+	paramBufs     []device.Buffer  // by parameter
 	gradBufs      []device.Buffer
 	valueGrads    []gorgonia.ValueGrad
 

@@ -27,10 +27,15 @@ func (v *valueGrad) Name() string                  { return v.node.Name() }
 func (d *DDP) ValueGrads() []gorgonia.ValueGrad { return d.valueGrads }
 
 func (d *DDP) makeValueGrads() error {
+	fresh := d.valueGrads == nil
 	for i, p := range d.layout.Params {
 		view, err := engine.View(d.gradBufs[i], p.Shape, p.Type)
 		if err != nil {
 			return err
+		}
+		if !fresh {
+			d.valueGrads[i].(*valueGrad).grad = view
+			continue
 		}
 		d.valueGrads = append(d.valueGrads, &valueGrad{d.nodes[i], view})
 	}

@@ -99,6 +99,9 @@ func (d *DDP) setUp(ctx context.Context, loss *gorgonia.Node, refused error) err
 	if err := d.wire(stream); err != nil {
 		return err
 	}
+	if err := d.exchanges(); err != nil {
+		return err
+	}
 	// Rank 0's parameters are everybody's.
 	if err := d.broadcast(ctx, 0, comm.Tag{Name: "parameters", Bucket: -1}); err != nil {
 		return err
@@ -136,20 +139,13 @@ func (d *DDP) compile(loss *gorgonia.Node) error {
 // allocate makes one arena for the parameters and one for the gradients, of one
 // layout, in memory that the communicator reaches without a copy.
 func (d *DDP) allocate() error {
-	for _, a := range []struct{ buckets, each *[]device.Buffer }{{&d.params, &d.paramBufs}, {&d.grads, &d.gradBufs}} {
-		arena, err := d.comm.Alloc(d.layout.Bytes())
-		if err != nil {
+	for i := range d.arenas {
+		var err error
+		if d.arenas[i], err = d.comm.Alloc(d.layout.Bytes()); err != nil {
 			return fmt.Errorf("cannot allocate %d bytes: %w", d.layout.Bytes(), err)
 		}
-		offset := 0
-		for _, b := range d.layout.Buckets {
-			*a.buckets = append(*a.buckets, arena.Slice(offset, b.Bytes))
-			offset += b.Bytes
-		}
-		for _, s := range d.layout.Slots {
-			*a.each = append(*a.each, (*a.buckets)[s.Bucket].Slice(s.Offset, s.Bytes))
-		}
 	}
+	d.place()
 	if err := d.bindBranches(); err != nil {
 		return err
 	}
@@ -160,6 +156,21 @@ func (d *DDP) allocate() error {
 		return err
 	}
 	return d.makeValueGrads()
+}
+
+// place cuts the arenas into the layout's buckets and slots.
+func (d *DDP) place() {
+	for i, a := range []struct{ buckets, each *[]device.Buffer }{{&d.params, &d.paramBufs}, {&d.grads, &d.gradBufs}} {
+		*a.buckets, *a.each = nil, nil
+		offset := 0
+		for _, b := range d.layout.Buckets {
+			*a.buckets = append(*a.buckets, d.arenas[i].Slice(offset, b.Bytes))
+			offset += b.Bytes
+		}
+		for _, s := range d.layout.Slots {
+			*a.each = append(*a.each, (*a.buckets)[s.Bucket].Slice(s.Offset, s.Bytes))
+		}
+	}
 }
 
 // wire connects plan, reducer and optimizer.
@@ -174,11 +185,7 @@ func (d *DDP) wire(stream device.Stream) error {
 	}
 	var hyper device.Buffer
 	if d.opts.Optimizer != nil {
-		var err error
-		d.opt, err = optim.New(d.opts.Optimizer, optim.Config{
-			Device: d.dev, Layout: d.layout, Params: d.params, Grads: d.grads, MaxNorm: d.opts.MaxNorm,
-		})
-		if err != nil {
+		if err := d.openOptimizer(); err != nil {
 			return err
 		}
 		cfg.Update = d.opt.Update
@@ -200,6 +207,9 @@ func (d *DDP) wire(stream device.Stream) error {
 		}
 		cfg.Reduce = d.reduceByHook
 	}
+	if d.red != nil { // of the layout before
+		cfg.ComputeStream, cfg.UpdateStream = d.red.Compute(), d.red.UpdateStream()
+	}
 	var err error
 	if d.red, err = overlap.New(cfg); err != nil {
 		return err
@@ -210,7 +220,18 @@ func (d *DDP) wire(stream device.Stream) error {
 			return err
 		}
 	}
-	return d.exchanges()
+	return nil
+}
+
+// openOptimizer makes the built-in optimizer, or moves it to a new layout.
+func (d *DDP) openOptimizer() (err error) {
+	if d.opt != nil {
+		return d.opt.Relayout(d.layout, d.params, d.grads)
+	}
+	d.opt, err = optim.New(d.opts.Optimizer, optim.Config{
+		Device: d.dev, Layout: d.layout, Params: d.params, Grads: d.grads, MaxNorm: d.opts.MaxNorm,
+	})
+	return err
 }
 
 // exchanges prepares the small collectives and the events of a step.
@@ -241,13 +262,18 @@ func (d *DDP) broadcast(ctx context.Context, root int, tag comm.Tag) error {
 	return s.Sync(ctx)
 }
 
+// noteLayout puts the layout in the statistics.
+func (d *DDP) noteLayout() {
+	s := &d.stats
+	s.Buckets, s.Bytes, s.BucketBytes, s.ReadyOrder = len(d.layout.Buckets), d.layout.Bytes(), nil, d.order
+	for _, b := range d.layout.Buckets {
+		s.BucketBytes = append(s.BucketBytes, b.Bytes)
+	}
+}
+
 // announce logs what was decided.
 func (d *DDP) announce() {
-	d.stats.Buckets, d.stats.Bytes = len(d.layout.Buckets), d.layout.Bytes()
-	for _, b := range d.layout.Buckets {
-		d.stats.BucketBytes = append(d.stats.BucketBytes, b.Bytes)
-	}
-	d.stats.ReadyOrder = d.order
+	d.noteLayout()
 	d.log.Info("ddp: ready", "rank", d.Rank(), "ranks", d.Size(), "parameters", len(d.layout.Params),
 		"buckets", d.stats.Buckets, "bytes", d.stats.Bytes, "device", d.dev.Name())
 	if d.opts.MaxNorm > 0 {

@@ -124,6 +124,7 @@ type Optimizer struct {
 	host    []byte // hyper, as the host sees it
 	values  [device.HyperLen]float32
 	states  []string
+	arenas  []device.Buffer   // by state
 	moments [][]device.Buffer // by state, by bucket
 	updates [][]launch        // by bucket
 	single  []launch          // by parameter, made when one of its bucket is left out
@@ -147,7 +148,7 @@ func New(rule Rule, cfg Config) (*Optimizer, error) {
 	if err := within("MaxNorm", cfg.MaxNorm, 0, math.MaxFloat32); err != nil {
 		return nil, err
 	}
-	o := &Optimizer{cfg: cfg, rule: rule, updates: make([][]launch, len(cfg.Layout.Buckets))}
+	o := &Optimizer{cfg: cfg, rule: rule}
 	if o.hyper, err = cfg.Device.Alloc(4 * device.HyperLen); err != nil {
 		return nil, fmt.Errorf("optim: cannot allocate the hyper-parameters: %w", err)
 	}
@@ -155,16 +156,50 @@ func New(rule Rule, cfg Config) (*Optimizer, error) {
 	if o.host, ok = o.hyper.HostBytes(); !ok {
 		return nil, fmt.Errorf("optim: %s: hyper-parameters need memory that the host can write", cfg.Device.Name())
 	}
-	kind, states := rule.kind()
+	_, states := rule.kind()
 	if err := o.allocate(states); err != nil {
 		return nil, err
 	}
-	for k := range cfg.Layout.Buckets {
-		if err := o.compile(kind, k); err != nil {
-			return nil, err
+	return o, o.arrange()
+}
+
+// Relayout continues with the same parameters in other buckets: params and
+// grads are their memory, moved already. The moments move here. No update may be
+// in flight.
+func (o *Optimizer) Relayout(layout *bucket.Layout, params, grads []device.Buffer) error {
+	for _, a := range o.arenas {
+		mem, ok := a.HostBytes()
+		if !ok {
+			return fmt.Errorf("optim: %s: optimizer state that the host cannot reach cannot be rearranged", o.cfg.Device.Name())
+		}
+		if err := bucket.Move(mem, o.cfg.Layout, layout); err != nil {
+			return err
 		}
 	}
-	return o, nil
+	o.cfg.Layout, o.cfg.Params, o.cfg.Grads = layout, params, grads
+	return o.arrange()
+}
+
+// arrange cuts the moments into buckets and compiles their updates.
+func (o *Optimizer) arrange() error {
+	o.moments, o.single = nil, nil
+	for _, a := range o.arenas {
+		var buckets []device.Buffer
+		offset := 0
+		for _, b := range o.cfg.Layout.Buckets {
+			buckets = append(buckets, a.Slice(offset, b.Bytes))
+			offset += b.Bytes
+		}
+		o.moments = append(o.moments, buckets)
+	}
+	kind, _ := o.rule.kind()
+	o.updates = make([][]launch, len(o.cfg.Layout.Buckets))
+	for k := range o.cfg.Layout.Buckets {
+		if err := o.compile(kind, k); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (o *Optimizer) allocate(states []string) error {
@@ -174,13 +209,7 @@ func (o *Optimizer) allocate(states []string) error {
 		if err != nil {
 			return fmt.Errorf("optim: cannot allocate %d bytes of optimizer state: %w", o.cfg.Layout.Bytes(), err)
 		}
-		var buckets []device.Buffer
-		offset := 0
-		for _, b := range o.cfg.Layout.Buckets {
-			buckets = append(buckets, arena.Slice(offset, b.Bytes))
-			offset += b.Bytes
-		}
-		o.moments = append(o.moments, buckets)
+		o.arenas = append(o.arenas, arena)
 	}
 	return nil
 }

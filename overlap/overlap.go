@@ -61,8 +61,9 @@ type Config struct {
 	Device device.Device
 	Comm   comm.Communicator
 	Layout *bucket.Layout
-	// CommStream is the stream for collectives. nil means one of its own.
-	CommStream device.Stream
+	// CommStream is the stream for collectives, ComputeStream that for the passes
+	// and UpdateStream that for updates. nil means one of its own.
+	CommStream, ComputeStream, UpdateStream device.Stream
 	// Grads is the memory of each bucket, of the length that Layout says.
 	Grads []device.Buffer
 	// Agree is called once in a synchronised step, before the first bucket's
@@ -138,11 +139,11 @@ func New(cfg Config) (*Reducer, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	r := &Reducer{cfg: cfg, comm: cfg.CommStream, buckets: make([]state, len(cfg.Layout.Buckets))}
+	r := &Reducer{cfg: cfg, comm: cfg.CommStream, compute: cfg.ComputeStream, update: cfg.UpdateStream, buckets: make([]state, len(cfg.Layout.Buckets))}
 	for _, s := range []struct {
 		stream   *device.Stream
 		priority device.Priority
-	}{{&r.compute, device.Normal}, {&r.comm, device.High}, {&r.update, device.Normal}} {
+	}{{&r.compute, device.Normal}, {&r.comm, device.High}, {&r.update, device.Low}} {
 		if *s.stream != nil {
 			continue
 		}

@@ -332,4 +332,41 @@ var mutants = []mutant{
 		New:      "if err := d.red.Compute().Launch(x.scale.kernel, x.scale.args); err != nil {",
 		Packages: []string{"./ddp"}, Run: "TestSplitEmbeddingsOfUneven",
 	},
+	{
+		Name: "a rank that never launched is not blamed", File: "trace/flight_join.go",
+		Old: "case len(never) > 0:", New: "case len(never) > len(waiting):",
+		Packages: []string{"./trace"}, Run: "TestFlight",
+	},
+	{
+		Name: "records of several runs are joined", File: "trace/flight_join.go",
+		Old: "if r.JobID != newest.JobID || ", New: "if false && r.JobID != newest.JobID || false && ",
+		Packages: []string{"./trace"}, Run: "TestFlightFiles",
+	},
+	{
+		Name: "the end of a collective is not recorded", File: "ring/operation.go",
+		Old: "g.n.o.Flight.End(o.flight, err != nil)", New: "_ = err",
+		Packages: []string{"./ring"}, Run: "TestFlight",
+	},
+	{
+		Name: "wrong results are not counted", File: "bench/collectives_call.go",
+		Old: "wrong++", New: "_ = want",
+		Packages: []string{"./bench"}, Run: "TestCollectivesNoticeWrongResults",
+	},
+	{
+		Name: "loopback is published to other machines", File: "rendezvous/interfaces.go",
+		Old: "case i.Loopback:", New: "case false:",
+		Packages: []string{"./rendezvous"}, Run: "Addrs",
+	},
+	{
+		Name: "moments stay behind in another layout", File: "optim/optim.go",
+		Old:      "if err := bucket.Move(mem, o.cfg.Layout, layout); err != nil {",
+		New:      "if err := bucket.Move(mem, layout, layout); err != nil {",
+		Packages: []string{"./ddp"}, Run: "TestRelayout",
+	},
+	{
+		Name: "a new value is lost in another layout", File: "ddp/relayout.go",
+		Old:      "if err := engine.Store(d.paramBufs[p], n.Value(), q.Shape, q.Type); err != nil {",
+		New:      "if err := error(nil); err != nil {",
+		Packages: []string{"./ddp"}, Run: "TestRelayoutTakes",
+	},
 }
