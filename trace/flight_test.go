@@ -229,6 +229,13 @@ func TestFlightFiles(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 2, f.Size)
 	require.Len(t, f.Ignored, 2)
+	b.Reset()
+	require.NoError(t, WriteFlight(&b, flightJob(2, 1)[1])) // as many ranks, but long ago
+	require.NoError(t, os.WriteFile(filepath.Join(dir, FlightName(1)), b.Bytes(), 0o644))
+	f, err = ReadFlights(dir)
+	require.NoError(t, err)
+	require.Nil(t, f.Records[1])
+	require.Equal(t, []int{1}, f.Disagreement().Ranks)
 }
 
 // Without it a directory that can't be written could crash a rank, or a failure

@@ -86,7 +86,8 @@ func draw(seed uint64, only *regexp.Regexp) (round, error) {
 		r.Size = max(r.Size, 3)
 		v := rng.IntN(r.Size)
 		r.Victims = []int{v, (v + 1 + rng.IntN(r.Size-1)) % r.Size}
-	case killJoin:
+	case killJoin: // which may be over before the delay is
+		r.Steps = 5000
 		r.Delay = time.Duration(rng.IntN(80)) * time.Millisecond
 		r.Timeout = 3 * time.Second
 	case skip:
