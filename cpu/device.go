@@ -140,7 +140,8 @@ func (d *Device) Alloc(bytes int) (device.Buffer, error) {
 }
 
 // NewStream starts a stream. Where kernels of several streams wait for the
-// compute threads, those of a higher priority go first.
+// compute threads, those of a higher priority go first. Those of Low run only
+// while every other stream is idle or waits for an event or a host function.
 func (d *Device) NewStream(p device.Priority) (device.Stream, error) {
 	if p < device.Low || p > device.High {
 		return nil, fmt.Errorf("cpu: stream priority %d, want Low, Normal or High", p)

@@ -208,17 +208,20 @@ func (p *pool) spin() bool {
 }
 
 // fifo is a lock that is handed over in the order in which it was asked for,
-// within each priority. A sync.Mutex lets whoever runs overtake who waits.
+// within each priority. A sync.Mutex lets whoever runs overtake who waits. Low
+// gets it only while no stream of another priority has kernels coming: an update
+// in the middle of a backward pass would only throw its data out of the caches.
 type fifo struct {
-	mu    sync.Mutex
-	held  bool
-	queue [device.High + 1][]chan struct{}
+	mu     sync.Mutex
+	held   bool
+	coming int // streams above Low that go on to a kernel without waiting for anything
+	queue  [device.High + 1][]chan struct{}
 }
 
 // acquire takes the lock; ch, of capacity 1 and empty, is used to wait on.
 func (f *fifo) acquire(p device.Priority, ch chan struct{}) {
 	f.mu.Lock()
-	if !f.held {
+	if !f.held && (p > device.Low || f.coming == 0) {
 		f.held = true
 		f.mu.Unlock()
 		return
@@ -232,12 +235,28 @@ func (f *fifo) acquire(p device.Priority, ch chan struct{}) {
 func (f *fifo) release() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.held = false
+	f.grant()
+}
+
+// grant gives the lock, which is free, to whoever may have it.
+func (f *fifo) grant() {
 	for p := device.High; p >= device.Low; p-- {
-		if q := f.queue[p]; len(q) > 0 {
+		if q := f.queue[p]; len(q) > 0 && (p > device.Low || f.coming == 0) {
+			f.held = true
 			q[0] <- struct{}{}
 			f.queue[p] = q[:copy(q, q[1:])]
 			return
 		}
 	}
-	f.held = false
+}
+
+// come counts a stream that has kernels coming, or no longer has.
+func (f *fifo) come(n int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.coming += n
+	if !f.held {
+		f.grant()
+	}
 }

@@ -32,6 +32,7 @@ type stream struct {
 	wake   chan struct{} // one token: there is work
 	ready  chan struct{} // one token for the loop: the mark or the pool it waits for is there
 	ended  bool          // the loop has run itemStop
+	coming bool          // counted as a stream with kernels coming, see fifo
 
 	waiters waitList // others that wait for done
 }
@@ -189,13 +190,33 @@ func (s *stream) loop() {
 		if it.kind == itemRecord {
 			it.ev.complete(mark{s, seq})
 		}
-		s.ended = it.kind == itemStop
+		if it.kind == itemStop {
+			s.ended = true
+			s.expect(false)
+		}
 		s.complete(seq)
+	}
+}
+
+// expect tells the pool whether the stream goes on to kernels, or to something
+// that may have to wait for a stream of low priority.
+func (s *stream) expect(kernels bool) {
+	if s.coming == kernels || s.prio == device.Low {
+		return
+	}
+	s.coming = kernels
+	if kernels {
+		s.dev.pool.lock.come(1)
+	} else {
+		s.dev.pool.lock.come(-1)
 	}
 }
 
 // next blocks until item seq is in the queue and takes it.
 func (s *stream) next(seq uint64) item {
+	if s.pushed.Load() < seq {
+		s.expect(false)
+	}
 	for !spinUntil(&s.pushed, seq) {
 		s.parked.Store(true)
 		if s.pushed.Load() >= seq && s.parked.CompareAndSwap(true, false) {
@@ -218,15 +239,20 @@ func (s *stream) exec(it *item) (err error) {
 	}()
 	switch it.kind {
 	case itemLaunch:
+		s.expect(true)
 		s.dev.pool.acquire(s)
 		defer s.dev.pool.release()
 		return it.k.run(it.args)
 	case itemHost:
+		s.expect(false)
 		return it.host()
 	case itemCopy:
 		copyBytes(it.dst, it.src)
 	case itemWait:
 		m := it.on
+		if !m.reached() {
+			s.expect(false)
+		}
 		m.s.awaitOn(m.seq, s.ready)
 		if err := m.failure(); err != nil {
 			return fmt.Errorf("cpu: stream %d waited for an event of failed stream %d: %w", s.id, m.s.id, err)

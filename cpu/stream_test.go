@@ -127,6 +127,43 @@ func TestFIFO(t *testing.T) {
 	require.False(t, f.held)
 }
 
+// Without it updates would interrupt the backward pass and throw its data out of
+// the caches, or never run where the pass waits for them.
+func TestLowPriorityWaitsForKernelsThatCome(t *testing.T) {
+	d := open(t, &Options{Threads: 1})
+	low, err := d.NewStream(device.Low)
+	require.NoError(t, err)
+	s := newStreamOf(t, d)
+	var order []string // kernels exclude one another
+	note := func(what string) *kernel {
+		return testKernel(d, 1, func(_, _ int) { order = append(order, what) })
+	}
+	updated, err := d.NewEvent()
+	require.NoError(t, err)
+	gate, entered := make(chan struct{}), make(chan struct{})
+	first := testKernel(d, 1, func(_, _ int) { close(entered); <-gate })
+	require.NoError(t, s.Launch(first, nil))
+	<-entered
+	require.NoError(t, low.Launch(note("low"), nil))
+	require.NoError(t, low.Record(updated))
+	require.NoError(t, s.Launch(note("a"), nil))
+	require.NoError(t, s.Record(new(event)))
+	require.NoError(t, s.Launch(note("b"), nil))
+	require.NoError(t, s.Wait(updated))
+	require.NoError(t, s.Launch(note("c"), nil))
+	close(gate)
+	require.NoError(t, s.Sync(t.Context()))
+	require.Equal(t, []string{"a", "b", "low", "c"}, order)
+
+	// A stream that is idle, has failed or was stopped holds nobody up.
+	require.NoError(t, low.Launch(note("idle"), nil))
+	require.NoError(t, low.Sync(t.Context()))
+	require.NoError(t, s.Launch(testKernel(d, 1, func(_, _ int) { panic("on purpose") }), nil))
+	require.ErrorContains(t, s.Sync(t.Context()), "on purpose")
+	require.NoError(t, low.Launch(note("after a failure"), nil))
+	require.NoError(t, low.Sync(t.Context()))
+}
+
 // Without it training would feed the garbage collector in every step.
 func TestSteadyStateAllocatesNothing(t *testing.T) {
 	for _, threads := range []int{1, 3} {
