@@ -23,7 +23,7 @@ lint: ## gofmt, go vet and the rules of the house; fetches nothing
 	$(GO) test -count=1 ./internal/lint
 
 bench: ## micro-benchmarks of kernels and collectives
-	$(GO) test -run '^$$' -bench . ./internal/simd ./cpu ./comm/... ./ring ./ddp
+	$(GO) test -run '^$$' -bench . ./internal/simd ./cpu ./comm/... ./ring ./ddp ./bench
 
 mutants: ## plant one fault each; the tests must notice every one
 	$(GO) run ./internal/mutants
@@ -35,7 +35,7 @@ generate: ## regenerate the assembly kernels (fetches avo)
 	$(GO) generate ./internal/simd
 
 test-net: ## tests in network namespaces (root, ip and tc)
-	$(GO) test -count=1 -timeout 10m -tags netns ./internal/netns ./bench
+	$(GO) test -count=1 -timeout 10m -tags netns ./internal/netns ./internal/chaos ./bench
 
 cross: ## the builds without cgo and for other systems
 	CGO_ENABLED=0 $(GO) build ./...

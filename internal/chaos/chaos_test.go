@@ -27,7 +27,7 @@ func TestMain(m *testing.M) {
 func TestRounds(t *testing.T) {
 	seen := map[disturbance]bool{}
 	for seed := uint64(1000); len(seen) < len(disturbances)-1; seed++ {
-		r, err := draw(seed, nil)
+		r, err := draw(seed, disturbances, nil)
 		require.NoError(t, err)
 		if seen[r.What] {
 			continue
@@ -47,16 +47,16 @@ func TestRounds(t *testing.T) {
 func TestDrawIsDeterministic(t *testing.T) {
 	only := regexp.MustCompile("^pause")
 	for seed := range uint64(200) {
-		a, err := draw(seed, only)
+		a, err := draw(seed, disturbances, only)
 		require.NoError(t, err)
-		b, err := draw(seed, only)
+		b, err := draw(seed, disturbances, only)
 		require.NoError(t, err)
 		require.Equal(t, a, b)
 		require.Regexp(t, only, string(a.What))
 		require.Less(t, a.Victims[0], a.Size)
 		require.Less(t, a.Bucket, len(a.Buckets))
 	}
-	_, err := draw(1, regexp.MustCompile("x"))
+	_, err := draw(1, disturbances, regexp.MustCompile("x"))
 	require.Error(t, err)
 }
 

@@ -5,7 +5,7 @@
 // survivors must name the same culprit, collective and bucket, and nothing may
 // be left behind. A round follows from its seed, so a failure can be repeated:
 //
-//	go run ./internal/chaos [-rounds N] [-seed FIRST] [-run REGEXP] [-v]
+//	go run ./internal/chaos [-rounds N] [-seed FIRST] [-run REGEXP] [-netns] [-v]
 package main
 
 import (
@@ -29,11 +29,16 @@ func main() {
 	rounds := flag.Int("rounds", 200, "rounds to play")
 	seed := flag.Uint64("seed", 1, "seed of the first round; the next ones follow")
 	only := flag.String("run", "", "only disturbances whose name matches this regular expression")
+	inNet := flag.Bool("netns", false, "instead: ranks in network namespaces, whose links are slow, fail or flap (root, Linux)")
 	verbose := flag.Bool("v", false, "print every round")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	failed, err := playAll(ctx, *seed, *rounds, *only, *verbose)
+	among := disturbances
+	if *inNet {
+		among = netDisturbances
+	}
+	failed, err := playAll(ctx, *seed, *rounds, among, *only, *verbose)
 	if err == nil && failed > 0 {
 		err = fmt.Errorf("%d of %d rounds failed", failed, *rounds)
 	}
@@ -45,7 +50,7 @@ func main() {
 }
 
 // playAll plays rounds one after another and counts those that failed.
-func playAll(ctx context.Context, seed uint64, rounds int, only string, verbose bool) (failed int, err error) {
+func playAll(ctx context.Context, seed uint64, rounds int, among []disturbance, only string, verbose bool) (failed int, err error) {
 	re, err := regexp.Compile(only)
 	if err != nil {
 		return 0, fmt.Errorf("-run: %w", err)
@@ -53,7 +58,7 @@ func playAll(ctx context.Context, seed uint64, rounds int, only string, verbose 
 	count := map[disturbance]int{}
 	begin := time.Now()
 	for i := range rounds {
-		r, err := draw(seed+uint64(i), re)
+		r, err := draw(seed+uint64(i), among, re)
 		if err != nil {
 			return failed, err
 		}

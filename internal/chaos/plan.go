@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"regexp"
+	"slices"
 	"time"
 )
 
@@ -23,9 +24,16 @@ const (
 	leave      disturbance = "leave"       // a rank closes its communicator
 	strangers  disturbance = "strangers"   // garbage, silence and slow bytes at every port
 	impostors  disturbance = "impostors"   // wrong secret, other job, old generation
+
+	// In network namespaces.
+	slowLink disturbance = "slow-link" // slower than the job would like, and nothing else
+	linkDown disturbance = "link-down" // a host is cut off
+	linkFlap disturbance = "link-flap" // and comes back before any clock ends
 )
 
 var disturbances = []disturbance{nothing, kill, kill, killTwo, killJoin, pauseShort, pauseLong, skip, mismatch, abort, leave, strangers, impostors}
+
+var netDisturbances = []disturbance{slowLink, linkDown, linkDown, linkFlap}
 
 // phase is where in a step the victim acts, on its bucket.
 type phase int
@@ -56,17 +64,17 @@ type round struct {
 	Heartbeat, DeadAfter, Timeout time.Duration
 }
 
-// draw makes the round of a seed, of a disturbance that only admits.
-func draw(seed uint64, only *regexp.Regexp) (round, error) {
+// draw makes the round of a seed, of one of the disturbances that only admits.
+func draw(seed uint64, among []disturbance, only *regexp.Regexp) (round, error) {
 	rng := rand.New(rand.NewPCG(seed, 1))
 	var can []disturbance
-	for _, d := range disturbances {
+	for _, d := range among {
 		if only == nil || only.MatchString(string(d)) {
 			can = append(can, d)
 		}
 	}
 	if len(can) == 0 {
-		return round{}, fmt.Errorf("-run %v matches none of %v", only, disturbances)
+		return round{}, fmt.Errorf("-run %v matches none of %v", only, among)
 	}
 	r := round{Seed: seed, What: can[int(seed%uint64(len(can)))], Size: 2 + rng.IntN(3), Steps: 12,
 		Transport: []string{"auto", "tcp"}[rng.IntN(2)],
@@ -77,9 +85,22 @@ func draw(seed uint64, only *regexp.Regexp) (round, error) {
 	r.Victims = []int{rng.IntN(r.Size)}
 	r.Step, r.Bucket, r.Phase = 1+rng.IntN(r.Steps-2), rng.IntN(len(r.Buckets)), phase(rng.IntN(int(phases)))
 	r.Delay = time.Duration(rng.IntN(3000)) * time.Microsecond
+	r.last(rng)
+	return r, nil
+}
+
+// last settles what depends on the disturbance.
+func (r *round) last(rng *rand.Rand) {
+	if slices.Contains(netDisturbances, r.What) { // 200 Mbit/s carry 300 steps of these in time
+		for i := range r.Buckets {
+			r.Buckets[i] = min(r.Buckets[i], 30_000)
+		}
+	}
 	switch r.What { // what comes from outside needs a job that lasts
-	case pauseShort, strangers, impostors:
+	case pauseShort, strangers, impostors, linkFlap:
 		r.Steps = 300
+	case linkDown: // of two, nobody could say who is cut off
+		r.Size, r.Steps = 3+rng.IntN(2), 5000
 	case pauseLong:
 		r.Steps = 5000
 	case killTwo:
@@ -93,30 +114,26 @@ func draw(seed uint64, only *regexp.Regexp) (round, error) {
 	case skip:
 		r.Timeout = 1500 * time.Millisecond
 	}
-	if r.What == pauseShort {
+	if r.What == pauseShort || r.What == linkFlap {
 		r.Delay = time.Duration(50+rng.IntN(400)) * time.Millisecond
 	}
-	return r, nil
 }
 
 func (r *round) String() string {
 	s := fmt.Sprintf("seed %d: %s, %d ranks over %s, buckets %v", r.Seed, r.What, r.Size, r.Transport, r.Buckets)
-	if r.What != nothing && r.What != strangers && r.What != impostors {
+	if r.What != nothing && r.What != slowLink && r.What != strangers && r.What != impostors {
 		s += fmt.Sprintf(", rank %v at step %d bucket %d phase %d after %v", r.Victims, r.Step, r.Bucket, r.Phase, r.Delay)
 	}
 	return s
 }
 
-func (r *round) victim(rank int) bool {
-	for _, v := range r.Victims {
-		if v == rank {
-			return true
-		}
-	}
-	return false
-}
+func (r *round) victim(rank int) bool { return slices.Contains(r.Victims, rank) }
 
 // ends says whether the job is to reach its last step.
 func (r *round) ends() bool {
-	return r.What == nothing || r.What == pauseShort || r.What == strangers || r.What == impostors
+	switch r.What {
+	case nothing, pauseShort, strangers, impostors, slowLink, linkFlap:
+		return true
+	}
+	return false
 }

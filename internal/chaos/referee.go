@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"os"
 	"os/exec"
 	"slices"
@@ -15,6 +16,7 @@ import (
 	"time"
 
 	"github.com/tandem-go/tandem/internal/auth"
+	"github.com/tandem-go/tandem/internal/netns"
 	"github.com/tandem-go/tandem/rendezvous"
 )
 
@@ -32,11 +34,39 @@ type rank struct {
 	hung   bool
 }
 
+// place is where a job's ranks live: on this machine, or with n, each on a host
+// of its own.
+type place struct{ n *netns.Net }
+
+func (p place) listen(ctx context.Context) (net.Listener, error) {
+	if p.n == nil {
+		return rendezvous.Listen(ctx, "127.0.0.1:0")
+	}
+	return p.n.Listen(ctx, 0)
+}
+
+// command starts this executable as a rank, and says its host's address.
+func (p place) command(rank int) (cmd *exec.Cmd, host string, err error) {
+	self, err := os.Executable()
+	if err != nil || p.n == nil {
+		return exec.Command(self), "", err
+	}
+	argv := p.n.Command(rank, []string{self})
+	return exec.Command(argv[0], argv[1:]...), p.n.Addr(rank), nil
+}
+
 // play runs one round and returns what was wrong with it.
-func play(ctx context.Context, r round) error {
+func play(ctx context.Context, r round) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*limit)
 	defer cancel()
-	ln, err := rendezvous.Listen(ctx, "127.0.0.1:0")
+	var p place
+	if slices.Contains(netDisturbances, r.What) {
+		if p.n, err = netns.Up(ctx, netns.Options{Ranks: r.Size, Rate: "200mbit"}); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, p.n.Down()) }()
+	}
+	ln, err := p.listen(ctx)
 	if err != nil {
 		return err
 	}
@@ -51,13 +81,13 @@ func play(ctx context.Context, r round) error {
 		}
 	}()
 	for i := range r.Size {
-		k, err := start(task{Round: r, Rank: i, Store: srv.Addr().String(), Secret: string(secret), Generation: 1})
+		k, err := p.start(task{Round: r, Rank: i, Store: srv.Addr().String(), Secret: string(secret), Generation: 1})
 		if err != nil {
 			return err
 		}
 		all = append(all, k)
 	}
-	if err := disturb(ctx, r, all, srv); err != nil {
+	if err := p.disturb(ctx, r, all, srv); err != nil {
 		return err
 	}
 	await(all, r)
@@ -65,16 +95,17 @@ func play(ctx context.Context, r round) error {
 }
 
 // start runs a rank.
-func start(t task) (*rank, error) {
-	self, err := os.Executable()
+func (p place) start(t task) (*rank, error) {
+	cmd, host, err := p.command(t.Rank)
 	if err != nil {
 		return nil, err
 	}
+	t.Host = host
 	v, err := json.Marshal(t)
 	if err != nil {
 		return nil, err
 	}
-	k := &rank{cmd: exec.Command(self), ended: make(chan struct{})}
+	k := &rank{cmd: cmd, ended: make(chan struct{})}
 	k.cmd.Env = append(os.Environ(), workerEnv+"="+string(v))
 	k.cmd.Stderr = os.Stderr
 	out, err := k.cmd.StdoutPipe()
@@ -116,13 +147,13 @@ func (k *rank) follow() {
 }
 
 // disturb does what comes from outside and then follows every rank.
-func disturb(ctx context.Context, r round, all []*rank, srv *rendezvous.Server) error {
+func (p place) disturb(ctx context.Context, r round, all []*rank, srv *rendezvous.Server) error {
 	var err error
 	switch r.What {
 	case killJoin:
 		time.Sleep(r.Delay)
 		_ = all[r.Victims[0]].cmd.Process.Kill()
-	case pauseShort, pauseLong, strangers, impostors:
+	case pauseShort, pauseLong, strangers, impostors, linkDown, linkFlap:
 		for i, k := range all {
 			if !k.hear("running") && k.silent {
 				err = fmt.Errorf("rank %d died before the first step was over", i)
@@ -151,6 +182,14 @@ func disturb(ctx context.Context, r round, all []*rank, srv *rendezvous.Server) 
 			}
 		}
 		return victim.cmd.Process.Signal(syscall.SIGCONT)
+	case linkDown:
+		return p.n.Link(ctx, r.Victims[0], false)
+	case linkFlap:
+		if err := p.n.Link(ctx, r.Victims[0], false); err != nil {
+			return err
+		}
+		time.Sleep(r.Delay)
+		return p.n.Link(ctx, r.Victims[0], true)
 	case strangers, impostors:
 		return intrude(ctx, r, srv)
 	}

@@ -32,6 +32,7 @@ type task struct {
 	Store      string
 	Secret     string
 	Generation int
+	Host       string
 }
 
 // report is what a rank says at its end, in one line.
@@ -134,7 +135,7 @@ func (w *worker) live() (err error) {
 	fmt.Fprintln(w.out, "joining")
 	w.c, err = ring.New(ctx, ring.Options{Rank: w.Rank, Size: w.Round.Size, Store: st, Device: w.dev, Secret: auth.Secret(w.Secret),
 		JobID: jobID, Generation: w.Generation, Heartbeat: w.Round.Heartbeat, DeadAfter: w.Round.DeadAfter,
-		Timeout: w.Round.Timeout, Transport: w.Round.Transport})
+		Timeout: w.Round.Timeout, Transport: w.Round.Transport, Host: w.Host})
 	if err != nil {
 		return err
 	}

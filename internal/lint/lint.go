@@ -49,7 +49,7 @@ var imports = map[string][]string{
 	"internal/simd":          {"device"},
 	"internal/simd/asmsim":   {},
 	"internal/lint":          {},
-	"internal/chaos":         {"comm", "cpu", "device", "rendezvous", "ring", "internal/auth"},
+	"internal/chaos":         {"comm", "cpu", "device", "rendezvous", "ring", "internal/auth", "internal/netns"},
 	"internal/mutants":       {},
 	"internal/netns":         {},
 	"data":                   {"data/bpe", "internal/durable"},

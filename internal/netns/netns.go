@@ -147,6 +147,15 @@ func (n *Net) Command(rank int, argv []string) []string {
 	return append([]string{"ip", "netns", "exec", n.host(rank)}, argv...)
 }
 
+// Link takes host rank's link down, or up again.
+func (n *Net) Link(ctx context.Context, rank int, up bool) error {
+	state := "down"
+	if up {
+		state = "up"
+	}
+	return run(ctx, "ip -n "+n.host(rank)+" link set eth0 "+state)
+}
+
 // Addr is host rank's address.
 func (n *Net) Addr(rank int) string { return "10.77.0." + strconv.Itoa(rank+1) }
 
