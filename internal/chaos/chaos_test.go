@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"regexp"
 	"testing"
 
@@ -64,7 +65,7 @@ func TestDrawIsDeterministic(t *testing.T) {
 func TestJudge(t *testing.T) {
 	r := round{What: kill, Size: 3, Victims: []int{1}}
 	ranks := func(change func(all []*rank)) []*rank {
-		all := []*rank{{}, {silent: true}, {}}
+		all := []*rank{{cmd: &exec.Cmd{}}, {cmd: &exec.Cmd{}, silent: true}, {cmd: &exec.Cmd{}}}
 		for i, k := range all {
 			k.said = report{Rank: i, Culprit: 1, Seq: 7, Bucket: 2, Op: "allreduce", Err: "rank 1 died"}
 		}
