@@ -140,7 +140,7 @@ func (r residual) drop() {
 }
 
 func (h *half) Reduce(s device.Stream, bucket int, step Step) error {
-	h.step = step
+	h.step.become(step)
 	b := &h.buckets[bucket]
 	if err := s.HostFunc(b.pack); err != nil {
 		return err

@@ -68,6 +68,15 @@ type Step struct {
 	LossScale float64
 }
 
+// become takes over what Reduce was given. All buckets of a step bring the same,
+// and work that is enqueued already reads it: it is written with a step's first
+// bucket only, when the work of the step before has ended.
+func (s *Step) become(v Step) {
+	if *s != v {
+		*s = v
+	}
+}
+
 func (s Step) lossScale() float64 {
 	if s.LossScale == 0 {
 		return 1
@@ -198,7 +207,7 @@ type allReduce struct {
 }
 
 func (r *allReduce) Reduce(s device.Stream, bucket int, step Step) error {
-	r.step = step
+	r.step.become(step)
 	if step.Scale != 1 {
 		if err := s.HostFunc(r.scale[bucket]); err != nil {
 			return err

@@ -232,7 +232,7 @@ func (p *powerSGD) Reduce(s device.Stream, bucket int, step Step) error {
 	if step.Number < p.h.Start {
 		return p.plain.Reduce(s, bucket, step)
 	}
-	p.step = step
+	p.step.become(step)
 	f := p.buckets[bucket]
 	if err := s.HostFunc(f.project); err != nil {
 		return err

@@ -74,7 +74,7 @@ type topBucket struct {
 }
 
 func (t *topK) Reduce(s device.Stream, bucket int, step Step) error {
-	t.step = step
+	t.step.become(step)
 	b := t.buckets[bucket]
 	if err := s.HostFunc(b.pick); err != nil {
 		return err
