@@ -309,6 +309,9 @@ func (g *group) Close() error {
 	}
 	g.hangUp()
 	g.n.forget(g)
+	if g.parent != nil {
+		g.parent.forget(g)
+	}
 	if g.parent == nil {
 		g.n.close()
 	}
@@ -325,6 +328,14 @@ func (n *node) forget(g *group) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.groups = slices.DeleteFunc(slices.Clone(n.groups), func(h *group) bool { return h == g })
+}
+
+// forget removes a closed child, whose operations hold the memory of its last
+// buffers.
+func (g *group) forget(child *group) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.children = slices.DeleteFunc(slices.Clone(g.children), func(h *group) bool { return h == child })
 }
 
 // hangUp closes the group's data connections, which ends whatever uses them.
