@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -151,9 +152,31 @@ func TestLowPriorityWaitsForKernelsThatCome(t *testing.T) {
 	require.NoError(t, s.Launch(note("b"), nil))
 	require.NoError(t, s.Wait(updated))
 	require.NoError(t, s.Launch(note("c"), nil))
+	require.Eventually(t, func() bool {
+		l := &d.pool.lock
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return len(l.queue[device.Low]) == 1
+	}, time.Minute, time.Millisecond, "the stream of low priority never asked for the pool")
 	close(gate)
 	require.NoError(t, s.Sync(t.Context()))
 	require.Equal(t, []string{"a", "b", "low", "c"}, order)
+
+	// Between two kernels the pool is free, but not for low priority.
+	var f fifo
+	f.come(1)
+	ch := make(chan struct{}, 1)
+	got := make(chan struct{})
+	go func() { f.acquire(device.Low, ch); close(got) }()
+	require.Eventually(t, func() bool {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return f.held || len(f.queue[device.Low]) == 1
+	}, time.Minute, time.Millisecond)
+	require.False(t, f.held)
+	f.come(-1)
+	<-got
+	require.True(t, f.held)
 
 	// A stream that is idle, has failed or was stopped holds nobody up.
 	require.NoError(t, low.Launch(note("idle"), nil))
