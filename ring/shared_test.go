@@ -8,7 +8,6 @@ import (
 	"os"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -26,39 +25,36 @@ func TestConformanceShared(t *testing.T) {
 	commtest.Run(t, spawn(Options{Transport: TransportShm}))
 }
 
-// Without this the direct algorithms would be tested on long buffers only.
+// Without this the algorithms for long buffers would be tested on long buffers
+// only, and buffers that no other rank can read, on some ranks or on all,
+// nowhere. Groups take turns.
 func TestConformanceSharedLong(t *testing.T) {
 	needShared(t)
-	commtest.Run(t, spawn(Options{Transport: TransportShm, plan: plan{exchangeBytes: -1}}))
-}
-
-// Without this buffers that no other rank can read, on some ranks or on all,
-// would be tested nowhere.
-func TestConformanceStaged(t *testing.T) {
-	needShared(t)
+	groups := 0
 	commtest.Run(t, func(t testing.TB, dev device.Device, n int, c commtest.Config) []comm.Communicator {
 		all := spawn(Options{Transport: TransportShm, plan: plan{exchangeBytes: -1}})(t, dev, n, c)
+		groups++
 		for i := range all {
-			p := &private{Communicator: all[i], dev: dev}
-			p.count.Store(int64(i))
-			all[i] = p
+			all[i] = &private{Communicator: all[i], dev: dev, own: groups % 3, count: i}
 		}
 		return all
 	})
 }
 
-// private is a communicator of which two buffers in three are the device's.
+// private is a communicator that allocates none, all, or a half of its buffers
+// on the device, as own is 0, 1 or 2.
 type private struct {
 	comm.Communicator
-	dev   device.Device
-	count atomic.Int64
+	dev        device.Device
+	own, count int
 }
 
 func (p *private) Alloc(n int) (device.Buffer, error) {
-	if p.count.Add(1)%3 == 0 {
-		return p.Communicator.Alloc(n)
+	p.count++
+	if p.own == 1 || p.own == 2 && p.count%2 == 0 {
+		return p.dev.Alloc(n)
 	}
-	return p.dev.Alloc(n)
+	return p.Communicator.Alloc(n)
 }
 
 // needShared skips where memory can't be shared.
