@@ -73,6 +73,8 @@ type Options struct {
 	Logger *slog.Logger
 	// Caps bounds the buckets.
 	Caps bucket.Caps
+	// Autotune, if set, searches for better Caps over the first steps.
+	Autotune *Autotune
 	// Outputs are further nodes whose values are bound after each Step.
 	Outputs gorgonia.Nodes
 	// Graphs are further graphs of the same model, such as its conditional
@@ -162,7 +164,7 @@ func (o *Options) validate() (Options, error) {
 		return v, errors.New("ddp: Schedule needs Optimizer; an external optimizer has its own learning rate")
 	}
 	_, err := v.lossScaling()
-	return v, err
+	return v, errors.Join(err, v.Autotune.validate(&v))
 }
 
 // whole says that updates need the whole gradient.
@@ -170,15 +172,15 @@ func (o *Options) whole() bool { return o.MaxNorm > 0 || o.LossScale != nil }
 
 // signature is what must agree between ranks, besides the layout.
 func (o *Options) signature(lossType fmt.Stringer) string {
-	return fmt.Sprintf("optimizer %#v, max norm %v, norm %v, weighted %v, loss %v, check params %d, find unused %v, hook %#v, join %+v, loss scale %v, whole embeddings %v",
-		o.Optimizer, o.MaxNorm, o.Norm, o.Weighted, lossType, o.CheckParams, o.FindUnused, o.Hook, o.Join, o.describeLossScale(), o.WholeEmbeddings)
+	return fmt.Sprintf("optimizer %#v, max norm %v, norm %v, weighted %v, loss %v, check params %d, find unused %v, hook %#v, join %+v, loss scale %v, whole embeddings %v, autotune %v",
+		o.Optimizer, o.MaxNorm, o.Norm, o.Weighted, lossType, o.CheckParams, o.FindUnused, o.Hook, o.Join, describeOption(o.LossScale), o.WholeEmbeddings, describeOption(o.Autotune))
 }
 
-func (o *Options) describeLossScale() string {
-	if o.LossScale == nil {
+func describeOption[T any](option *T) string {
+	if option == nil {
 		return "off"
 	}
-	return fmt.Sprintf("%+v", *o.LossScale)
+	return fmt.Sprintf("%+v", *option)
 }
 
 // DDP is one rank's replica of a model. Its methods are called from one
@@ -232,6 +234,7 @@ type DDP struct {
 	stopped  bool
 	bad      float64 // laneBad
 	hash     float64 // laneHash
+	tuner    *tuner  // nil: no search
 	splits   []*splitGradient
 	buffers  []*modelBuffer
 	claimed  []weak.Pointer[gorgonia.Node]

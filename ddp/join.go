@@ -150,7 +150,7 @@ func (d *DDP) follow() (active int, err error) {
 		return 0, err
 	}
 	d.step++
-	return active, nil
+	return active, d.tune()
 }
 
 // contributeZeros is the backward pass of a rank without data.

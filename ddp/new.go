@@ -102,6 +102,9 @@ func (d *DDP) setUp(ctx context.Context, loss *gorgonia.Node, refused error) err
 	if err := d.exchanges(); err != nil {
 		return err
 	}
+	if err := d.startTuning(); err != nil {
+		return err
+	}
 	// Rank 0's parameters are everybody's.
 	if err := d.broadcast(ctx, 0, comm.Tag{Name: "parameters", Bucket: -1}); err != nil {
 		return err

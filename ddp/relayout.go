@@ -26,6 +26,19 @@ func (d *DDP) Relayout(ctx context.Context, caps bucket.Caps) error {
 	if d.hook != nil {
 		return errors.New("ddp: Relayout with a Hook, which keeps state by bucket")
 	}
+	if _, err := caps.Resolve(d.layout.Params, d.order); err != nil {
+		return err
+	}
+	d.watch.start(ctx, d.opts.Timeout)
+	defer d.watch.stop()
+	if err := d.relayout(caps); err != nil {
+		return d.fail(err)
+	}
+	return nil
+}
+
+// relayout is Relayout within the bounds of a step.
+func (d *DDP) relayout(caps bucket.Caps) error {
 	resolved, err := caps.Resolve(d.layout.Params, d.order)
 	if err != nil {
 		return err
@@ -34,13 +47,12 @@ func (d *DDP) Relayout(ctx context.Context, caps bucket.Caps) error {
 	if err != nil {
 		return err
 	}
-	if err := d.Sync(ctx); err != nil {
+	if err := d.red.Sync(d.watch); err != nil {
 		return err
 	}
-	d.watch.start(ctx, d.opts.Timeout)
-	defer d.watch.stop()
+	d.takeTimes(d.step)
 	if err := d.rearrange(layout); err != nil {
-		return d.fail(err)
+		return err
 	}
 	d.caps = resolved
 	return nil

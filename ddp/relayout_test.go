@@ -122,7 +122,7 @@ func TestRelayoutTakesNewValuesAndRefuses(t *testing.T) {
 		}
 		defer d.Close()
 		fresh := tensor.New(tensor.WithShape(hidden, outputs), tensor.WithBacking(make([]float32, hidden*outputs)))
-		if err := errors.Join(gorgonia.Let(m.params[2], fresh), d.Relayout(ctx, bucket.Each())); err != nil {
+		if err := errors.Join(gorgonia.Let(m.params[2], fresh), d.Relayout(ctx, bucket.One())); err != nil {
 			return err
 		}
 		require.Equal(t, make([]float32, hidden*outputs), floats(m.params[2].Value()))

@@ -77,7 +77,7 @@ func (d *DDP) run() error {
 	// The next step overwrites the gradients instead of adding to them.
 	d.micro = 0
 	d.step++
-	return nil
+	return d.tune()
 }
 
 // sendHeader tells the other ranks about this step, behind the forward pass.

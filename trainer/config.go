@@ -71,6 +71,9 @@ type Config struct {
 	// least 8 buckets. FirstBucketMB and LastBucketMB are 0 for the rule's own choice.
 	BucketCapMB                 []float64
 	FirstBucketMB, LastBucketMB float64
+	// TuneBuckets searches for better sizes over the first steps (ddp.Autotune);
+	// those set above stay. What was tried ends in autotune.csv in Out.
+	TuneBuckets bool
 
 	// EvalEvery is the number of steps between evaluations [250]; the last step
 	// is always evaluated.

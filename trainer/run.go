@@ -162,7 +162,7 @@ func (r *run) close() error {
 	if r.ckpt != nil {
 		err = r.ckpt.wait()
 	}
-	err = errors.Join(err, r.metrics.close())
+	err = errors.Join(err, r.metrics.close(), r.writeTrials())
 	if cerr := r.ddp.Close(); err == nil {
 		err = cerr
 	}

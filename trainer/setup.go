@@ -1,6 +1,9 @@
 package trainer
 
 import (
+	"errors"
+	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/tandem-go/tandem/bucket"
@@ -20,7 +23,12 @@ func (c *Config) ddpOptions() (*ddp.Options, error) {
 	if err != nil {
 		return nil, err
 	}
+	var tune *ddp.Autotune
+	if c.TuneBuckets {
+		tune = new(ddp.Autotune)
+	}
 	return &ddp.Options{
+		Autotune:  tune,
 		Logger:    c.Logger,
 		Optimizer: optim.AdamW{LR: c.LR, Beta1: 0.9, Beta2: 0.95, WeightDecay: c.WeightDecay},
 		Schedule:  schedule,
@@ -30,6 +38,18 @@ func (c *Config) ddpOptions() (*ddp.Options, error) {
 			Cap: caps, First: int(c.FirstBucketMB * mib), Last: int(c.LastBucketMB * mib),
 		},
 	}, nil
+}
+
+// writeTrials leaves what the search for bucket sizes has seen.
+func (r *run) writeTrials() error {
+	if !r.c.TuneBuckets || r.c.Out == "" || r.g.Rank != 0 {
+		return nil
+	}
+	f, err := os.Create(filepath.Join(r.c.Out, "autotune.csv"))
+	if err != nil {
+		return err
+	}
+	return errors.Join(ddp.WriteTrials(f, r.ddp.Trials()), f.Close())
 }
 
 // started tells the observer what the ranks have agreed on.

@@ -121,6 +121,24 @@ func TestTrains(t *testing.T) {
 	}
 }
 
+// Without it --bucket-cap-mb auto would search for ever, or not say what it saw.
+func TestTunesBuckets(t *testing.T) {
+	dir := t.TempDir()
+	_, stderr, code := train(t, nil, tiny(text(t), dir, "--steps", "140", "--batch", "2", "--bucket-cap-mb", "auto")...)
+	require.Zero(t, code, stderr)
+	csv, err := os.ReadFile(filepath.Join(dir, "autotune.csv"))
+	require.NoError(t, err)
+	require.Equal(t, 1, strings.Count(string(csv), ",true\n"), "one is chosen:\n%s", csv)
+	require.Greater(t, strings.Count(string(csv), "\n"), 4)
+	all := metrics(t, dir)
+	sizes := map[int]bool{}
+	for _, m := range all {
+		sizes[m.Buckets] = true
+	}
+	require.Greater(t, len(sizes), 1, "none but the default was tried")
+	require.Less(t, all[139].Loss, all[0].Loss)
+}
+
 // Without it different numbers of ranks, or micro-steps, would train on
 // different batches, or average wrongly.
 func TestWorldSizesTrainAlike(t *testing.T) {
