@@ -1,5 +1,5 @@
 // Package ring is the communicator for CPUs: ranks in processes, on one host or
-// several, joined by TCP.
+// several, joined by shared memory or TCP.
 //
 // # Connections
 //
@@ -21,6 +21,19 @@
 //	AllGather        P−1         N(P−1)      N is one rank's block
 //	Broadcast        P−1         N           pipelined along the ring
 //	Barrier, Split   P−1         16(P−1)
+//
+// # Shared memory
+//
+// Groups whose ranks are all on one host (Options.Transport) use no connections
+// for data. What Alloc returns lies in segments that the other ranks map, to
+// read only, when they first need them: anonymous files, passed over a unix
+// socket to processes of the same user that prove the secret. Each rank adds
+// one block of all ranks' buffers where they lie, in the order of the ranks,
+// and copies the other blocks from those who added them; memory from elsewhere
+// is shown piece by piece on a stage. Small operations carry their data with
+// the header: one phase in which everybody writes, then everybody reads. A rank
+// waits for another by looking, then yielding, then sleeping in the kernel until
+// it is woken, by the other or by a failure.
 //
 // Which allreduce is used depends on N and P alone. Every element is added in
 // one fixed order: all ranks get the same bits, and so does a rerun.
