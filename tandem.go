@@ -131,6 +131,9 @@ func (o *Options) tell(line string, loud bool) {
 // open joins the group and connects it. What it has opened when it fails is
 // g.Close's to close.
 func (g *Group) open(ctx context.Context, o Options, e rendezvous.Env) (err error) {
+	if _, err := o.host(e); errors.Is(err, rendezvous.ErrLoopback) || errors.Is(err, rendezvous.ErrInterface) {
+		return err // before others meet a rank that they couldn't reach
+	}
 	if g.conn, err = rendezvous.Connect(ctx, e, &rendezvous.ConnectOptions{Logger: o.Logger}); err != nil {
 		return err
 	}

@@ -13,8 +13,8 @@ import (
 
 var (
 	// ErrLoopback is in the chain when a job on several machines is to meet at
-	// a name that means "this machine" on each of them.
-	ErrLoopback = errors.New("rendezvous: the store's name is a loopback address")
+	// an address that means "this machine" on each of them.
+	ErrLoopback = errors.New("rendezvous: a loopback address between several machines")
 	// ErrNoSecret is in the chain when ranks on several machines share none.
 	ErrNoSecret = auth.ErrNoSecret
 )

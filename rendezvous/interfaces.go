@@ -162,7 +162,8 @@ func usable(choice string, chosen, all []Interface) (addrs []netip.Addr, err err
 		return addrs, nil
 	case loopback == len(chosen):
 		return nil, fmt.Errorf("%w: %s chooses %s, which means this machine on each of them; the job has ranks on other machines: choose one of %s",
-			ErrLoopback, choice, names(chosen), names(slices.DeleteFunc(slices.Clone(all), func(i Interface) bool { return i.Loopback })))
+			ErrLoopback, choice, names(chosen), names(slices.DeleteFunc(slices.Clone(all),
+				func(i Interface) bool { return i.Loopback || !i.Up || len(i.Addrs) == 0 })))
 	}
 	return nil, fmt.Errorf("%w: %s: %s", ErrInterface, choice, strings.Join(why, ", "))
 }
