@@ -15,6 +15,7 @@ import (
 
 	"github.com/tandem-go/tandem/bucket"
 	"github.com/tandem-go/tandem/comm"
+	"github.com/tandem-go/tandem/ddp/hook"
 	"github.com/tandem-go/tandem/models/gpt2mini"
 	"github.com/tandem-go/tandem/models/gpt2mini/parity"
 	"github.com/tandem-go/tandem/optim"
@@ -193,9 +194,17 @@ func TestStepAllocatesNothing(t *testing.T) {
 		"external":   {},
 		"per bucket": {Optimizer: optim.AdamW{}},
 		"clipped":    {Optimizer: optim.AdamW{}, MaxNorm: 1, Schedule: optim.WarmupCosine{Max: 1e-3, Steps: 200}},
+		"split":      {Optimizer: optim.AdamW{}},
+		"bf16":       {Optimizer: optim.AdamW{}, Hook: hook.BF16{ErrorFeedback: true, Float32Sum: true}},
+		"PowerSGD":   {Optimizer: optim.AdamW{}, Hook: hook.PowerSGD{Rank: 2}},
+		"top-k":      {Optimizer: optim.AdamW{}, Hook: hook.TopK{}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			const steps = 100
+			cfg := cfg
+			if name == "split" {
+				cfg.Vocab = 300
+			}
 			warm := newMeeting(2)
 			group{ranks: 2, opts: o}.must(t, func(ctx context.Context, rank int, c comm.Communicator, o *Options) error {
 				m, err := gpt2mini.New(cfg)

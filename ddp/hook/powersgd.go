@@ -168,9 +168,10 @@ func sides(shape []int) (n, m int) {
 
 // refill gives column c of Q random numbers, the same on all ranks.
 func (x *matrix) refill(seed uint64, c, step int) {
-	rng := rand.New(rand.NewPCG(seed^x.seed, uint64(step)<<16|uint64(c)))
+	var rng rand.PCG
+	rng.Seed(seed^x.seed, uint64(step)<<16|uint64(c))
 	for j := range x.m {
-		x.q[c*x.m+j] = float32(rng.Float64() - 0.5)
+		x.q[c*x.m+j] = float32(rng.Uint64()>>40)/(1<<24) - 0.5
 	}
 }
 
