@@ -25,11 +25,15 @@ func (o *benchCollectives) comparison(ctx context.Context, out io.Writer) (err e
 	for _, m := range missing {
 		fmt.Fprintln(os.Stderr, "#", m)
 	}
-	net, down, note, err := o.peerNet(ctx)
+	// Once now, to say what it is and to fail early. It is made for each turn:
+	// with --netns ours needs one of the same names.
+	_, down, note, err := o.peerNet(ctx)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, down()) }()
+	if err := down(); err != nil {
+		return err
+	}
 	fmt.Fprintln(os.Stderr, "#", note)
 	var theirs []bench.Contender
 	for _, p := range peers {
@@ -39,7 +43,12 @@ func (o *benchCollectives) comparison(ctx context.Context, out io.Writer) (err e
 		}
 		fmt.Fprintf(os.Stderr, "# %s: %s\n", p.Name, p.Version)
 		theirs = append(theirs, bench.Contender{Name: p.Name, Run: func(ctx context.Context, n int) ([]bench.CollectiveRow, error) {
-			return p.Run(ctx, n, o.Bytes, o.seconds, net)
+			net, down, _, err := o.peerNet(ctx)
+			if err != nil {
+				return nil, err
+			}
+			rows, err := p.Run(ctx, n, o.Bytes, o.seconds, net)
+			return rows, errors.Join(err, down())
 		}})
 	}
 	if len(theirs) == 0 {
