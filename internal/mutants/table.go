@@ -387,4 +387,22 @@ var mutants = []mutant{
 		New:      "engine.Store(d.gradBufs[p], n.Value()",
 		Packages: []string{"./ddp"}, Run: "TestRelayoutTakes",
 	},
+	{
+		Name: "updates interrupt the backward pass", File: "cpu/pool.go",
+		Old:      "if q := f.queue[p]; len(q) > 0 && (p > device.Low || f.coming == 0) {",
+		New:      "if q := f.queue[p]; len(q) > 0 {",
+		Packages: []string{"./cpu"}, Run: "TestLowPriority",
+	},
+	{
+		Name: "a stock slice's gradient leaves garbage beside it", File: "cpu/k_strided.go",
+		Old:      "		s.clearing = true\n",
+		New:      "",
+		Packages: []string{"./cpu"}, Run: "TestStridedGrad",
+	},
+	{
+		Name: "a stock transposition reads along the wrong axis", File: "engine/stock_shape.go",
+		Old:      "append(shape, x.Shape[p]), append(strides, from[p])",
+		New:      "append(shape, x.Shape[p]), append(strides, from[len(strides)])",
+		Packages: []string{"./engine"}, Run: "TestKernelsAgreeWithReference",
+	},
 }
