@@ -387,6 +387,9 @@ func (d *DDP) fail(err error) error {
 	return d.err
 }
 
+// drainTimeout bounds the wait for kernels that a failed step has left behind.
+const drainTimeout = 5 * time.Second
+
 // Close waits for what is in flight, unless there was an error, and releases
 // everything but what the caller gave. It is idempotent.
 func (d *DDP) Close() error {
@@ -402,6 +405,12 @@ func (d *DDP) Close() error {
 	d.watch.close()
 	d.release()
 	errs = append(errs, d.comm.Close())
+	if d.err != nil && d.red != nil {
+		// Kernels may still run on memory that goes with the communicator.
+		ctx, cancel := context.WithTimeout(context.Background(), drainTimeout)
+		d.red.Drain(ctx)
+		cancel()
+	}
 	if d.ownDev != nil {
 		errs = append(errs, d.ownDev.Close())
 	}

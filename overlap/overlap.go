@@ -431,6 +431,15 @@ func (r *Reducer) Sync(ctx context.Context) error {
 	return r.Finish(ctx)
 }
 
+// Drain blocks until the streams have run or skipped what was enqueued, or ctx
+// ends. After an error, when nothing is awaited any more, it says that memory
+// may go.
+func (r *Reducer) Drain(ctx context.Context) {
+	for _, s := range [...]device.Stream{r.compute, r.comm, r.update} {
+		_ = s.Sync(ctx) // the failure is known
+	}
+}
+
 func (r *Reducer) name(param int) string { return r.cfg.Layout.Params[param].Name }
 
 func call(f func(device.Stream, int) error, s device.Stream, k int) error {
