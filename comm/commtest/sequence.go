@@ -3,6 +3,7 @@ package commtest
 import (
 	"context"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"os"
 	"runtime"
@@ -160,11 +161,17 @@ func testAllocations(s *suite, t *testing.T) {
 			}
 			const rounds = 200
 			round(rounds)
-			var a, b runtime.MemStats
-			runtime.ReadMemStats(&a)
-			round(rounds)
-			runtime.ReadMemStats(&b)
-			if got := b.Mallocs - a.Mallocs; got > rounds/2 { // the test itself needs some
+			// Free lists grow whenever the queue is longer than it ever was, which a
+			// busy machine brings about: the steady state is the best of some tries.
+			got := uint64(math.MaxUint64)
+			for range 5 {
+				var a, b runtime.MemStats
+				runtime.ReadMemStats(&a)
+				round(rounds)
+				runtime.ReadMemStats(&b)
+				got = min(got, b.Mallocs-a.Mallocs)
+			}
+			if got > rounds/2 { // the test itself needs some
 				t.Errorf("%d allocations in %d operations of %d elements on two ranks", got, rounds, n)
 			}
 		})
