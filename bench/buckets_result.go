@@ -67,7 +67,7 @@ type BucketsRow struct {
 	NoOverlapP90MS float64 `json:"no_overlap_step_p90_ms"`
 	CommMS         float64 `json:"comm_ms"`
 	ExposedCommMS  float64 `json:"exposed_comm_ms"`
-	HiddenShare    float64 `json:"hidden_share"` // as in StepResult
+	HiddenShare    Share   `json:"hidden_share"` // as in StepResult
 	EarlyMin       int     `json:"early_buckets_min"`
 
 	TokensPerS          float64 `json:"tokens_per_s"` // all ranks
@@ -198,9 +198,9 @@ func (r *BucketsResult) WriteTable(out io.Writer) error {
 		if row.Default {
 			mark += "*"
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%.2f … %.2f\t%.2f\t%.2f … %.2f\t%.2f\t%.2f\t%.0f %%\t%.0f\t%+.1f %%\t\n",
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%.2f … %.2f\t%.2f\t%.2f … %.2f\t%.2f\t%.2f\t%v\t%.0f\t%+.1f %%\t\n",
 			mark, row.caps(), row.ends(), row.Buckets, row.FirstMB, row.LastMB, row.StepMS, row.StepP10MS, row.StepP90MS,
-			row.NoCommMS, row.NoOverlapMS, 100*row.HiddenShare, row.TokensPerS, 100*(row.TokensPerS/def-1))
+			row.NoCommMS, row.NoOverlapMS, row.HiddenShare, row.TokensPerS, 100*(row.TokensPerS/def-1))
 	}
 	if err := w.Flush(); err != nil {
 		return err
@@ -255,7 +255,7 @@ func (r *BucketsReport) WriteCSV(out io.Writer) error {
 				err := w.Write([]string{l.Link, l.Preset, strconv.Itoa(l.WorldSize), strconv.Itoa(l.Threads), f(s.CapMB), string(s.Ends),
 					strconv.FormatBool(row.Default), strconv.FormatBool(i == l.Best), strconv.Itoa(row.Buckets), f(row.FirstMB), f(row.LargeMB), f(row.LastMB),
 					f(row.StepMS), f(row.StepP10MS), f(row.StepP90MS), f(row.NoCommMS), f(row.NoOverlapMS), f(row.NoOverlapP10MS), f(row.NoOverlapP90MS),
-					f(row.CommMS), f(row.ExposedCommMS), f(row.HiddenShare), strconv.Itoa(row.EarlyMin), f(row.TokensPerS), f(row.TokensP10PerS), f(row.TokensP90PerS), f(row.NoOverlapTokensPerS)})
+					f(row.CommMS), f(row.ExposedCommMS), f(float64(row.HiddenShare)), strconv.Itoa(row.EarlyMin), f(row.TokensPerS), f(row.TokensP10PerS), f(row.TokensP90PerS), f(row.NoOverlapTokensPerS)})
 				if err != nil {
 					return err
 				}

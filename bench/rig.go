@@ -2,7 +2,9 @@ package bench
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -97,14 +99,48 @@ type walls [len(modes)][]float64
 // median of a mode's steps.
 func (w *walls) median(mode int) float64 { return quantile(w[mode], 0.5) }
 
-// hiddenShare is 1 − (step − without)/(after − without), where step, without
-// communication and with communication after the backward pass are medians; 1
-// where there is nothing to hide.
-func hiddenShare(worldSize int, step, without, after float64) float64 {
-	if hidable := after - without; worldSize > 1 && hidable > 0 {
-		return 1 - (step-without)/hidable
+// Share is a part of a whole, 1 for all of it; NaN, and null in JSON, where it
+// can't be told.
+type Share float64
+
+func (s Share) String() string {
+	if math.IsNaN(float64(s)) {
+		return "n/a"
 	}
-	return 1
+	return fmt.Sprintf("%.0f %%", 100*float64(s))
+}
+
+// MarshalJSON writes null for NaN.
+func (s Share) MarshalJSON() ([]byte, error) {
+	if math.IsNaN(float64(s)) {
+		return []byte("null"), nil
+	}
+	return json.Marshal(float64(s))
+}
+
+// UnmarshalJSON reads what MarshalJSON writes.
+func (s *Share) UnmarshalJSON(b []byte) error {
+	if string(b) == "null" {
+		*s = Share(math.NaN())
+		return nil
+	}
+	return json.Unmarshal(b, (*float64)(s))
+}
+
+// hiddenShare is 1 − (step − without)/(after − without), where step, without
+// communication and with communication after the backward pass are medians. One
+// rank has nothing to hide. Where steps with communication were not even slower
+// than those without, the machine's unrest was larger than what was to be
+// measured, and nothing can be told.
+func hiddenShare(worldSize int, step, without, after float64) Share {
+	if worldSize == 1 {
+		return 1
+	}
+	hidable := after - without
+	if hidable <= 0 {
+		return Share(math.NaN())
+	}
+	return Share(1 - (step-without)/hidable)
 }
 
 // failed says in which step of which mode err happened.

@@ -66,9 +66,9 @@ type StepResult struct {
 	NoOverlapMS float64 `json:"no_overlap_step_ms"`
 	// ExposedCommMS is StepMS − NoCommMS.
 	ExposedCommMS float64 `json:"exposed_comm_ms"`
-	// HiddenShare is 1 − (StepMS − NoCommMS)/(NoOverlapMS − NoCommMS); 1 where
-	// there is nothing to hide.
-	HiddenShare float64 `json:"hidden_share"`
+	// HiddenShare is 1 − (StepMS − NoCommMS)/(NoOverlapMS − NoCommMS): 1 with one
+	// rank, null where no communication could be measured.
+	HiddenShare Share `json:"hidden_share"`
 	// EarlyMin is the least number of buckets, in any timed step, whose
 	// collective started before the last gradient was final.
 	EarlyMin int `json:"early_buckets_min"`

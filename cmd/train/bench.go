@@ -89,8 +89,8 @@ func (o *benchStep) print(w io.Writer, r *bench.StepResult) error {
 			r.Preset, r.WorldSize, strconv.Itoa(r.Threads), r.Device, r.Buckets, r.Steps)
 		fmt.Fprintf(w, "step %.2f ms (forward %.2f, backward %.2f, update %.2f); without communication %.2f, without overlap %.2f\n",
 			r.StepMS, r.ForwardMS, r.BackwardMS, r.OptimizerMS, r.NoCommMS, r.NoOverlapMS)
-		fmt.Fprintf(w, "communication %.2f ms, exposed %.2f, %.0f %% hidden; %s tokens/s, %.1f GFLOP/s a rank\n",
-			r.CommMS, r.ExposedCommMS, 100*r.HiddenShare, thousands(r.TokensPerS), r.GFLOPS)
+		fmt.Fprintf(w, "communication %.2f ms, exposed %.2f, hidden: %v; %s tokens/s, %.1f GFLOP/s a rank\n",
+			r.CommMS, r.ExposedCommMS, r.HiddenShare, thousands(r.TokensPerS), r.GFLOPS)
 	}
 	return json.NewEncoder(w).Encode(r)
 }
