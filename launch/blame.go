@@ -19,13 +19,17 @@ func Blame(ctx context.Context, s rendezvous.Store, rank, culprit int) error {
 }
 
 // culprit is the index of the failure that caused the others, among those that
-// are no consequence of our own signals: whom the others blame, else the first
-// that was killed by a signal, else the first.
+// are no consequence of our own signals: whom the others blame, also when it had
+// to be killed because it didn't stop, else the first that was killed by a signal,
+// else the first.
 func culprit(failures []exit, blame map[int]int) int {
 	byRank := map[int]int{}
 	best := -1
 	for i, f := range failures {
 		if stoppedByUs(f) {
+			if f.signal == unix.SIGKILL { // it didn't answer us either
+				byRank[f.Rank] = i
+			}
 			continue
 		}
 		byRank[f.Rank] = i
@@ -65,7 +69,7 @@ func before(a, b exit) bool {
 // stoppedByUs says that a rank did what we asked of it. One that had already
 // begun to exit for its own reasons doesn't count, although it was told, too.
 func stoppedByUs(f exit) bool {
-	return f.ByUs && (f.signal == unix.SIGTERM || f.signal == unix.SIGINT || f.signal == unix.SIGKILL)
+	return f.ByUs && (f.signal == unix.SIGTERM || f.signal == unix.SIGINT || f.signal == unix.SIGHUP || f.signal == unix.SIGKILL)
 }
 
 // exit is how and when a rank ended.

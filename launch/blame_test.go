@@ -28,6 +28,7 @@ func TestCulprit(t *testing.T) {
 		"told, but failed by itself": {[]exit{f(1, 5, 0, false), f(2, 3, 0, true)}, nil, 2},
 		"blamed":                     {[]exit{f(0, 5, 0, false), f(1, 20, 0, true)}, map[int]int{0: 1}, 1},
 		"blamed, but only stopped":   {[]exit{f(0, 5, 0, false), f(1, 20, syscall.SIGTERM, true)}, map[int]int{0: 1}, 0},
+		"blamed, and deaf":           {[]exit{f(0, 5, 0, false), f(1, 9000, syscall.SIGKILL, true)}, map[int]int{0: 1}, 1},
 		"blamed, but well":           {[]exit{f(0, 5, 0, false)}, map[int]int{0: 1}, 0},
 		"a chain":                    {[]exit{f(0, 5, 0, false), f(1, 6, 0, false), f(2, 7, 0, false)}, map[int]int{0: 1, 1: 2}, 2},
 		"only ours":                  {[]exit{f(4, 5, syscall.SIGTERM, true)}, nil, 4},

@@ -24,7 +24,7 @@ const settle = 150 * time.Millisecond
 
 // Launch starts the ranks and returns when all have ended: nil when every one
 // exited with 0, a *RankError for the first that did not, a *SignalError when
-// a forwarded SIGINT or SIGTERM ended the job, or the cause of ctx. In all
+// a forwarded SIGINT, SIGTERM or SIGHUP ended the job, or the cause of ctx. In all
 // cases nothing of the job is left: what doesn't stop within Options.Grace of
 // a SIGTERM is killed, as are the remains of each rank's process group.
 //
@@ -72,9 +72,10 @@ type job struct {
 	failures []exit // in the order in which they were seen
 	stopped  error  // why we stop without a failure: a signal or ctx
 	stopping bool
-	signaled bool // a SIGINT or SIGTERM has come
+	signaled bool // a signal to end has come
 	settled  <-chan time.Time
 	deadline <-chan time.Time
+	limited  bool // deadline was set
 }
 
 // prepare opens everything that can fail before a process is started.
@@ -106,8 +107,8 @@ func (j *job) open() error {
 		if err := os.MkdirAll(o.Dir, 0o755); err != nil {
 			return fmt.Errorf("launch: directory for the logs: %w", err)
 		}
-		if err := os.Remove(errorFile(o.Dir)); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return fmt.Errorf("launch: remove the last job's error: %w", err)
+		if err := os.Rename(errorFile(o.Dir), errorFile(o.Dir)+".1"); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("launch: put the last job's error aside: %w", err)
 		}
 	}
 	if j.alive[0], j.alive[1], err = os.Pipe(); err != nil {
@@ -153,6 +154,9 @@ func (j *job) release() {
 func (j *job) start() error {
 	if !j.o.KeepSignals {
 		signal.Notify(j.signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2)
+		if !signal.Ignored(syscall.SIGHUP) { // as under nohup
+			signal.Notify(j.signals, syscall.SIGHUP)
+		}
 	}
 	for i, r := range j.ranks {
 		if err := r.start(j.o, &j.mux, []byte(j.secret.Reveal())); err != nil {
@@ -204,12 +208,15 @@ func (j *job) ended(e exit) {
 		return
 	}
 	j.failures = append(j.failures, e)
+	if j.stopping {
+		j.limit() // what is not in order doesn't get the time of an orderly end
+	}
 	if len(j.failures) == 1 && j.running > 0 && !j.stopping {
 		j.settled = time.After(settle)
 	}
 }
 
-// forward passes a signal on. SIGINT and SIGTERM go to the whole groups, as
+// forward passes a signal on. SIGINT, SIGTERM and SIGHUP go to the whole groups, as
 // from a terminal, and end the job; a second one kills it. A caller whose ctx
 // ends with the same signal may have stopped the job already: that is the first.
 func (j *job) forward(s syscall.Signal) {
@@ -236,6 +243,14 @@ func (j *job) stop(why error) {
 	if !j.stopping {
 		j.begin(why, unix.SIGTERM)
 	}
+	j.limit()
+}
+
+// limit kills, after the grace, what is still running then.
+func (j *job) limit() {
+	if !j.limited {
+		j.limited, j.deadline = true, time.After(j.o.Grace)
+	}
 }
 
 func (j *job) begin(why error, s syscall.Signal) {
@@ -243,7 +258,9 @@ func (j *job) begin(why error, s syscall.Signal) {
 	if len(j.failures) == 0 {
 		j.stopped = why
 	}
-	j.deadline = time.After(j.o.Grace)
+	if !j.o.Orderly || !j.signaled {
+		j.limit()
+	}
 	j.signalAll(s)
 }
 

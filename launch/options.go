@@ -44,8 +44,11 @@ type Options struct {
 	Foreign bool
 
 	// Dir gets rank<k>.log, the whole output of rank k, and on failure
-	// error.json. It is made where it is missing. "" writes no files.
+	// error.json, of which the last job's stays as error.json.1. It is made where it
+	// is missing. "" writes no files.
 	Dir string
+	// Append adds to the logs of an earlier job in Dir, which otherwise are replaced.
+	Append bool
 	// Stdout and Stderr get the ranks' output, line by line, each behind its
 	// rank ("3: "). nil means this process's.
 	Stdout, Stderr io.Writer
@@ -66,7 +69,11 @@ type Options struct {
 
 	// Grace is the time between SIGTERM and SIGKILL. 0 means 10 s.
 	Grace time.Duration
-	// KeepSignals leaves SIGINT, SIGTERM, SIGUSR1 and SIGUSR2 to the caller;
+	// Orderly says that the command saves its state after a first SIGINT, SIGTERM or
+	// SIGHUP, however long that takes: when one is forwarded there is no deadline,
+	// unless a rank then fails or the context ends. A second signal kills.
+	Orderly bool
+	// KeepSignals leaves SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 to the caller;
 	// otherwise they are forwarded to the ranks while Launch runs.
 	KeepSignals bool
 

@@ -48,7 +48,7 @@ func newRank(o *Options, env *environment, alive *os.File, n int) (*rank, error)
 	r.cmd.SysProcAttr = attributes(o.Foreign)
 	if o.Dir != "" {
 		mode := os.O_CREATE | os.O_WRONLY | os.O_TRUNC
-		if o.Generation > 0 { // a restart goes on
+		if o.Append || o.Generation > 0 { // a restart goes on
 			mode = os.O_CREATE | os.O_WRONLY | os.O_APPEND
 		}
 		f, err := os.OpenFile(filepath.Join(o.Dir, fmt.Sprintf("rank%d.log", n)), mode, 0o644)
@@ -174,4 +174,7 @@ func (r *rank) stop(sig syscall.Signal) {
 	r.told = true
 	r.mu.Unlock()
 	r.signal(sig, true)
+	if sig != unix.SIGKILL {
+		r.signal(unix.SIGCONT, true) // a process that is suspended hears nothing else
+	}
 }
