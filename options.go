@@ -16,7 +16,7 @@ import (
 // The backends that Options.Backend names.
 const (
 	Auto = "auto" // NCCL where there are GPUs that this build can use, else the ring
-	Ring = "ring" // CPU, over TCP
+	Ring = "ring" // CPU: shared memory within a host, TCP between hosts
 	NCCL = "nccl" // NVIDIA GPUs
 )
 

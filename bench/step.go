@@ -1,5 +1,5 @@
-// Package bench measures training steps, as structs that programs can use and
-// JSON that files can hold.
+// Package bench measures training steps, buckets and collectives, as structs that
+// programs can use and JSON that files can hold.
 package bench
 
 import (

@@ -35,8 +35,10 @@
 // waits for another by looking, then yielding, then sleeping in the kernel until
 // it is woken, by the other or by a failure.
 //
-// Which allreduce is used depends on N and P alone. Every element is added in
-// one fixed order: all ranks get the same bits, and so does a rerun.
+// Which allreduce is used over TCP depends on N and P alone. Every element is
+// added in one fixed order: all ranks get the same bits, and so does a rerun over
+// the same transport. From 3 ranks on the pipelined ring adds in another order
+// than shared memory does.
 //
 // Each operation on each connection begins with a header of 64 bytes that names
 // job, generation, group, sequence number, operation, type, count and bucket.

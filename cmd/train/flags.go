@@ -49,10 +49,10 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 
 	f.IntVar(&o.nproc, "nproc", 0, "ranks to start on this machine (default: one per GPU, or 2)")
 	f.IntVar(&o.threads, "threads", 0, "compute threads per rank (default: TANDEM_THREADS, or cores / ranks)")
-	f.StringVar(&o.backend, "backend", "auto", "auto, ring (TCP) or nccl (GPUs)")
+	f.StringVar(&o.backend, "backend", "auto", "auto, ring (CPU: shared memory within a host, TCP between hosts) or nccl (GPUs)")
 	f.StringVar(&o.bucketCap, "bucket-cap-mb", "", "bucket size in MiB: a number, or a list such as 1,4,25 whose last value repeats, or auto, which tries some over the first 100 steps or so and writes autotune.csv (default: a sixteenth of the model, at most 25, and less where that gives fewer than 8 buckets: at least 8)")
-	f.Float64Var(&c.FirstBucketMB, "first-bucket-mb", 0, "size of the first bucket in MiB (default: the cap)")
-	f.Float64Var(&c.LastBucketMB, "last-bucket-mb", 0, "size of the last bucket, the one that can't be hidden, in MiB (default: the cap)")
+	f.Float64Var(&c.FirstBucketMB, "first-bucket-mb", 0, "size of the first bucket in MiB (default: the cap, at most 1)")
+	f.Float64Var(&c.LastBucketMB, "last-bucket-mb", 0, "size of the last bucket, the one that can't be hidden, in MiB (default: that of the first)")
 
 	f.IntVar(&c.EvalEvery, "eval-every", 250, "steps between evaluations on all of the validation part")
 	f.IntVar(&c.CheckpointEvery, "checkpoint-every", 250, "steps between checkpoints in DIR/checkpoint of --out; the last step and the best evaluations get one, too; 0 for none")
