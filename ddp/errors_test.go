@@ -247,7 +247,9 @@ func TestNonFinite(t *testing.T) {
 				require.Equal(t, 1, nf.Rank)
 				require.Equal(t, "s", nf.Param, "the scalar's gradient is final first")
 				require.False(t, finite(nf.Loss))
-				require.ErrorContains(t, err, `step 2: not a finite number (loss +Inf) on rank 1, in the gradient of "s" first`)
+				require.ErrorContains(t, err, `step 3: not a finite number (loss +Inf) on rank 1, in the gradient of "s" first`)
+				require.Equal(t, nf.Clipped, !strings.Contains(err.Error(), "clipping"), "advice that was followed")
+				require.Equal(t, 1, nf.Culprit())
 			}
 			require.Equal(t, errs[0].Error(), errs[1].Error())
 		})

@@ -13,7 +13,7 @@ import (
 // NonFiniteError says that a loss or a gradient is NaN or infinite. All ranks
 // get the same one, in the same step.
 type NonFiniteError struct {
-	// Step counts synchronised steps from 0.
+	// Step counts synchronised steps from 0; the text counts from 1, as people do.
 	Step int
 	// Rank is the first rank concerned, -1 where only the average shows it.
 	Rank int
@@ -22,7 +22,12 @@ type NonFiniteError struct {
 	Param string
 	// Loss is that rank's loss, or the mean where Rank is -1.
 	Loss float64
+	// Clipped says that gradients are clipped (Options.MaxNorm).
+	Clipped bool
 }
+
+// Culprit is Rank: the one whose numbers are to blame.
+func (e *NonFiniteError) Culprit() int { return e.Rank }
 
 func (e *NonFiniteError) Error() string {
 	where := fmt.Sprintf("on rank %d", e.Rank)
@@ -33,7 +38,11 @@ func (e *NonFiniteError) Error() string {
 	if e.Param == "" {
 		what = "while every gradient is finite"
 	}
-	return fmt.Sprintf("ddp: step %d: not a finite number (loss %v) %s, %s; try a lower learning rate, or clipping", e.Step, e.Loss, where, what)
+	advice := "try a lower learning rate, or clipping"
+	if e.Clipped {
+		advice = "try a lower learning rate"
+	}
+	return fmt.Sprintf("ddp: step %d: not a finite number (loss %v) %s, %s; %s", e.Step+1, e.Loss, where, what, advice)
 }
 
 // nonFinite looks at what a synchronised step gave. Loss and norm are
@@ -48,7 +57,7 @@ func (d *DDP) nonFinite() error {
 		return nil
 	}
 	if d.schedule == overlap.NoComm {
-		return &NonFiniteError{Step: d.step, Rank: d.Rank(), Param: d.paramName(bad), Loss: d.stats.LocalLoss}
+		return &NonFiniteError{Step: d.step, Rank: d.Rank(), Param: d.paramName(bad), Loss: d.stats.LocalLoss, Clipped: d.opts.MaxNorm > 0}
 	}
 	return d.diagnose()
 }
@@ -67,7 +76,7 @@ func (d *DDP) nonFiniteBefore() error {
 	h := &d.header
 	for r := range h.ranks {
 		if l := h.get(r, laneLoss); !finite(l) {
-			return &NonFiniteError{Step: d.step, Rank: r, Param: d.paramName(int(h.get(r, laneBad)) - 1), Loss: l}
+			return &NonFiniteError{Step: d.step, Rank: r, Param: d.paramName(int(h.get(r, laneBad)) - 1), Loss: l, Clipped: d.opts.MaxNorm > 0}
 		}
 	}
 	return nil
@@ -80,7 +89,7 @@ func (d *DDP) diagnose() error {
 	if err := d.red.WaitReduced(d.watch); err != nil {
 		return err
 	}
-	e := &NonFiniteError{Step: d.step, Rank: -1, Loss: d.stats.Loss}
+	e := &NonFiniteError{Step: d.step, Rank: -1, Loss: d.stats.Loss, Clipped: d.opts.MaxNorm > 0}
 	for r := d.Size() - 1; r >= 0; r-- {
 		if l := d.loss.of(r); !finite(l) {
 			e.Rank, e.Loss = r, l
