@@ -83,8 +83,9 @@ type Config struct {
 	// SampleTokens is the length of the text generated at the end; 0 is none.
 	SampleTokens int
 
-	// Stop, once closed, ends the run after the step under way, on all ranks and
-	// as if it were the last; nil never does.
+	// Stop, once closed on any rank, ends the run after the step under way or the
+	// next, on all ranks: with a checkpoint, then an evaluation, and no sample
+	// (Result.Stopped). nil never does.
 	Stop <-chan struct{} `json:"-"`
 	// Logger gets the rank's own log; nil discards.
 	Logger *slog.Logger `json:"-"`
@@ -155,8 +156,11 @@ func (c *Config) validateRanges() error {
 	if c.DModel%c.Heads != 0 {
 		return fmt.Errorf("--d-model %d is not divisible by --heads %d; choose a multiple of %d", c.DModel, c.Heads, c.Heads)
 	}
-	if c.Warmup < 0 || c.SampleTokens < 0 {
-		return fmt.Errorf("--warmup %d, --sample %d: must not be negative", c.Warmup, c.SampleTokens)
+	if c.Warmup < 0 {
+		return fmt.Errorf("--warmup %d: must not be negative", c.Warmup)
+	}
+	if c.SampleTokens < 0 {
+		return fmt.Errorf("--sample %d: must not be negative; 0 samples nothing", c.SampleTokens)
 	}
 	if c.CheckpointEvery < 0 {
 		return fmt.Errorf("--checkpoint-every %d: must not be negative; 0 writes none", c.CheckpointEvery)
@@ -170,7 +174,7 @@ func (c *Config) validateRanges() error {
 	}{{"lr", c.LR}, {"min-lr", c.MinLR}, {"weight-decay", c.WeightDecay}, {"clip", c.Clip},
 		{"first-bucket-mb", c.FirstBucketMB}, {"last-bucket-mb", c.LastBucketMB}} {
 		if !(v.x >= 0) || math.IsInf(v.x, 0) {
-			return fmt.Errorf("--%s %g: must be a number that is not negative", v.name, v.x)
+			return fmt.Errorf("--%s %g: must be finite and not negative", v.name, v.x)
 		}
 	}
 	if c.MinLR > c.LR {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 )
@@ -53,7 +54,9 @@ func (m *Metrics) HiddenShare() float64 {
 
 // Result is how a run ended.
 type Result struct {
-	Steps   int     `json:"steps"`
+	Steps int `json:"steps"`
+	// Stopped says that Config.Stop, of some rank, ended the run before its last step.
+	Stopped bool    `json:"stopped,omitempty"`
 	Loss    float64 `json:"loss"`
 	ValLoss float64 `json:"val_loss"`
 	// TokensPerS is the median over the steps, all ranks.
@@ -65,8 +68,9 @@ type Result struct {
 // metricsFile appends one object a line; each line is written whole, so that a
 // reader of a running job never sees half of one.
 type metricsFile struct {
-	f *os.File
-	w *bufio.Writer
+	f    *os.File
+	w    *bufio.Writer
+	last int64 // where the last line begins
 }
 
 // PrepareOut makes dir and proves that files can be made in it.
@@ -99,6 +103,10 @@ func (m *metricsFile) write(v *Metrics) error {
 	if m.f == nil {
 		return nil
 	}
+	var err error
+	if m.last, err = m.f.Seek(0, io.SeekEnd); err != nil {
+		return fmt.Errorf("metrics: %w", err)
+	}
 	if err := json.NewEncoder(m.w).Encode(v); err != nil {
 		return fmt.Errorf("metrics: step %d: %w", v.Step, err)
 	}
@@ -106,6 +114,17 @@ func (m *metricsFile) write(v *Metrics) error {
 		return fmt.Errorf("metrics: %w", err)
 	}
 	return nil
+}
+
+// amend writes the last line anew, with what has become known of its step.
+func (m *metricsFile) amend(v *Metrics) error {
+	if m.f == nil {
+		return nil
+	}
+	if err := m.f.Truncate(m.last); err != nil {
+		return fmt.Errorf("metrics: %w", err)
+	}
+	return m.write(v)
 }
 
 func (m *metricsFile) close() error {

@@ -16,8 +16,12 @@ import (
 	"github.com/tandem-go/tandem/models/gpt2mini"
 )
 
-// Observer is told how a run goes, on rank 0 only. Nil fields are skipped.
+// Observer is told how a run goes, on rank 0 only but for Joined. Nil fields are
+// skipped.
 type Observer struct {
+	// Joined is called on every rank once the ranks have met and agreed: from here
+	// on Config.Stop is heeded.
+	Joined func()
 	// Started is called once the ranks have met and agreed.
 	Started func(*Info)
 	// Step is called after every optimizer step; the value is reused.
@@ -170,18 +174,29 @@ func (r *run) close() error {
 }
 
 func (r *run) train(ctx context.Context) (*Result, error) {
+	if r.obs.Joined != nil {
+		r.obs.Joined()
+	}
 	r.started()
+	defer r.heedStop()()
 	c := &r.c
 	res, err := r.before(ctx)
 	if err != nil {
 		return nil, err
 	}
-	for step := r.first(); step < c.Steps && !r.ddp.Stopped(); step++ {
+	for step := r.first(); step < c.Steps && !res.Stopped; step++ {
 		m, err := r.step(ctx, step)
 		if err != nil {
 			return nil, err
 		}
-		last := step+1 == c.Steps || r.ddp.Stopped()
+		res.Stopped = step+1 < c.Steps && r.stopped()
+		last := step+1 == c.Steps || res.Stopped
+		if res.Stopped {
+			// Whoever stops the run may not wait for more than the checkpoint.
+			if err := r.finish(ctx, func(context.Context) error { return r.saveNow(m) }); err != nil {
+				return nil, err
+			}
+		}
 		if last || (step+1)%c.EvalEvery == 0 {
 			loss, err := r.eval.run(ctx)
 			if err != nil {
@@ -190,13 +205,61 @@ func (r *run) train(ctx context.Context) (*Result, error) {
 			m.ValLoss, res.ValLoss = &loss, loss
 		}
 		res.Steps, res.Loss = m.Step, m.Loss
-		if err := r.report(m, last); err != nil {
+		if res.Stopped {
+			err = r.metrics.amend(m)
+		} else {
+			err = r.report(m, last)
+		}
+		if err != nil {
 			r.g.Comm.Abort(err)
 			return nil, err
 		}
 	}
 	res.TokensPerS = median(r.rates)
 	return res, r.finish(ctx, func(ctx context.Context) error { return r.conclude(ctx, res) })
+}
+
+// heedStop passes Config.Stop on as soon as it is closed: the ranks then agree in
+// the step under way, if its last micro-step hasn't begun, or else in the next.
+func (r *run) heedStop() (end func()) {
+	over, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		select {
+		case <-r.c.Stop:
+			r.ddp.RequestStop()
+		case <-over:
+		}
+	}()
+	return func() { close(over); <-done }
+}
+
+// stopped says that the ranks have agreed to stop. A rank that is alone has
+// nobody to agree with, so it needs no further step.
+func (r *run) stopped() bool { return r.ddp.Stopped() || r.g.WorldSize == 1 && r.toldToStop() }
+
+func (r *run) toldToStop() bool {
+	select {
+	case <-r.c.Stop:
+		return true
+	default:
+		return false
+	}
+}
+
+// saveNow reports the last step of a run that is stopped early and writes its
+// checkpoint to the end, on rank 0.
+func (r *run) saveNow(m *Metrics) error {
+	if r.ckpt == nil {
+		return r.report(m, true)
+	}
+	if err := r.ckpt.wait(); err != nil {
+		return err
+	}
+	if err := r.report(m, true); err != nil {
+		return err
+	}
+	return r.ckpt.wait()
 }
 
 // before is the result of the steps that a checkpoint has behind it. Where no
@@ -221,7 +284,7 @@ func (r *run) before(ctx context.Context) (*Result, error) {
 
 // conclude is rank 0's work after the last step.
 func (r *run) conclude(ctx context.Context, res *Result) error {
-	if r.c.SampleTokens > 0 {
+	if r.c.SampleTokens > 0 && !res.Stopped {
 		var err error
 		if res.Sample, err = r.sample(ctx); err != nil {
 			return fmt.Errorf("sampling: %w", err)
@@ -242,10 +305,8 @@ func (r *run) conclude(ctx context.Context, res *Result) error {
 
 // step runs one optimizer step, its micro-steps included, to its end.
 func (r *run) step(ctx context.Context, step int) (*Metrics, error) {
-	select {
-	case <-r.c.Stop:
+	if r.toldToStop() {
 		r.ddp.RequestStop()
-	default:
 	}
 	start := time.Now()
 	perRank := r.c.Batch * r.c.GradAccum
