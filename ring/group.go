@@ -85,7 +85,7 @@ func (g *group) connect(ctx context.Context) error {
 	if len(g.world) == 1 {
 		return nil
 	}
-	if oneHost(g.n.cards, g.world) {
+	if g.Transport() == TransportShm {
 		return g.connectShared(ctx)
 	}
 	n, right := g.n, (g.rank+1)%len(g.world)
@@ -143,6 +143,18 @@ func (g *group) sendFailed(err error) {
 	o := operation{call: g.active.call, seq: g.active.seq}
 	g.mu.Unlock()
 	g.n.settle(g.classify(&o, err))
+}
+
+// Transport is how the group's bytes travel: TransportShm, TransportTCP, or ""
+// for a group of one. Sums of three or more ranks depend on it in their last bits.
+func (g *group) Transport() string {
+	switch {
+	case len(g.world) == 1:
+		return ""
+	case oneHost(g.n.cards, g.world):
+		return TransportShm
+	}
+	return TransportTCP
 }
 
 func (g *group) Rank() int { return g.rank }

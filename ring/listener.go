@@ -139,8 +139,7 @@ func (l *listener) handshake(c net.Conn) {
 		}
 	}
 	switch {
-	case l.closed:
-		err = net.ErrClosed
+	case l.closed: // this rank has left: nothing to tell
 	case err != nil:
 		l.log.Warn("refused a connection", "peer", c.RemoteAddr(), "err", err)
 	case l.waiting[key] != nil:
@@ -148,7 +147,8 @@ func (l *listener) handshake(c net.Conn) {
 		delete(l.waiting, key)
 		return
 	case len(l.arrived) >= maxUnclaimed:
-		err = fmt.Errorf("%d connections wait to be used", len(l.arrived))
+		l.log.Warn("refused a connection", "peer", c.RemoteAddr(), "rank", key.from,
+			"err", fmt.Errorf("%d connections wait to be used", len(l.arrived)))
 	default:
 		if old := l.arrived[key]; old != nil { // its dialler gave up and came again
 			_ = old.Close()

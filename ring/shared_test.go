@@ -221,3 +221,32 @@ func TestSharedBounds(t *testing.T) {
 		}
 	}
 }
+
+// Without this a run could not tell that its sums are added in another order
+// than before.
+func TestTransport(t *testing.T) {
+	dev, err := cpu.New(&cpu.Options{Threads: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dev.Close()
+	wants := map[string]string{TransportTCP: TransportTCP}
+	if noShared(t) == "" {
+		wants[TransportShm], wants[TransportAuto] = TransportShm, TransportShm
+	}
+	check := func(n int, transport, want string) {
+		t.Helper()
+		for _, c := range start(t, n, Options{Device: dev, Transport: transport}) {
+			if got := c.(interface{ Transport() string }).Transport(); got != want {
+				t.Errorf("%d ranks with %s: %q, want %q", n, transport, got, want)
+			}
+			if err := c.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	for transport, want := range wants {
+		check(3, transport, want)
+	}
+	check(1, TransportAuto, "")
+}
