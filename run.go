@@ -49,13 +49,28 @@ func Run(ctx context.Context, o *Options, f func(context.Context, *Group) error)
 
 // blame tells the launcher which other rank err is the fault of, if any.
 func (g *Group) blame(err error) {
-	var op *comm.OpError
-	if !launch.Launched() || !errors.As(err, &op) || op.Culprit < 0 || op.Culprit == g.Rank {
+	rank := culprit(err)
+	if !launch.Launched() || rank < 0 || rank == g.Rank {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	_ = launch.Blame(ctx, g.Store, g.Rank, op.Culprit) // the launcher may be the one that is gone
+	_ = launch.Blame(ctx, g.Store, g.Rank, rank) // the launcher may be the one that is gone
+}
+
+// culprit is the rank that err is the fault of, -1 when it doesn't say. An error
+// that tells it with a method comes before a collective's, which may have failed
+// because a rank ended for that very reason.
+func culprit(err error) int {
+	var cause interface{ Culprit() int }
+	if errors.As(err, &cause) && cause.Culprit() >= 0 {
+		return cause.Culprit()
+	}
+	var op *comm.OpError
+	if errors.As(err, &op) {
+		return op.Culprit
+	}
+	return -1
 }
 
 // start runs this executable once for each rank.

@@ -164,6 +164,16 @@ func (g *Group) open(ctx context.Context, o Options, e rendezvous.Env) (err erro
 	return nil
 }
 
+// Transport is how the bytes of Comm travel, "shm" or "tcp"; "" for a world of
+// one and for communicators that don't say. Sums of three or more ranks depend
+// on it in their last bits.
+func (g *Group) Transport() string {
+	if c, ok := g.Comm.(interface{ Transport() string }); ok {
+		return c.Transport()
+	}
+	return ""
+}
+
 // Close ends this rank's membership and releases the communicator, the device
 // and the store. Collectives that other ranks have in flight fail, so finish
 // together (a Barrier of Comm) where that matters. It is idempotent.

@@ -339,3 +339,29 @@ func TestHost(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "flag", h)
 }
+
+// reported is an error that tells whose fault it is, as ddp's do.
+type reported int
+
+func (e reported) Error() string { return fmt.Sprintf("rank %d did it", int(e)) }
+func (e reported) Culprit() int  { return int(e) }
+
+// Without it the launcher would name the rank that ended because of another's
+// fault, whenever that fault isn't a collective's.
+func TestCulprit(t *testing.T) {
+	op := &comm.OpError{Op: "allreduce", Rank: 0, Culprit: 2, Err: comm.ErrClosed}
+	for _, c := range []struct {
+		err  error
+		want int
+	}{
+		{nil, -1},
+		{errors.New("disk full"), -1},
+		{fmt.Errorf("step 3: %w", op), 2},
+		{fmt.Errorf("step 3: %w", reported(1)), 1},
+		{errors.Join(op, reported(1)), 1},
+		{errors.Join(reported(-1), op), 2},
+		{reported(-1), -1},
+	} {
+		require.Equal(t, c.want, culprit(c.err), "%v", c.err)
+	}
+}
