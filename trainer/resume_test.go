@@ -10,6 +10,7 @@ import (
 
 	"github.com/tandem-go/tandem"
 	"github.com/tandem-go/tandem/checkpoint"
+	"github.com/tandem-go/tandem/comm"
 )
 
 // trainTo runs n ranks of a configuration to their end.
@@ -109,5 +110,50 @@ func TestNothingLeftToTrain(t *testing.T) {
 		return err
 	}) {
 		require.NoError(t, err)
+	}
+}
+
+// over is a communicator that says how its bytes travel.
+type over struct {
+	comm.Communicator
+	transport string
+}
+
+func (o over) Transport() string { return o.transport }
+
+// Without it a run that goes on over another transport would silently lose the
+// promise of the same bits, or be warned of where nothing changes: two ranks add
+// in one order only, and a checkpoint may not say.
+func TestOtherTransportIsNoted(t *testing.T) {
+	for _, c := range []struct {
+		n         int
+		then, now string
+		noted     bool
+	}{{3, "shm", "tcp", true}, {3, "tcp", "tcp", false}, {3, "", "tcp", false}, {2, "shm", "tcp", false}} {
+		conf := small(t, t.TempDir())
+		conf.Steps, conf.CheckpointEvery = 1, 1
+		var notes []string
+		train := func(transport string) {
+			for _, err := range ranks(t, c.n, func(ctx context.Context, g *tandem.Group) error {
+				g.Comm = over{g.Comm, transport}
+				o := Observer{}
+				if g.Rank == 0 {
+					o.Started = func(i *Info) { notes = i.Notes }
+				}
+				_, err := Run(ctx, g, conf, o)
+				return err
+			}) {
+				require.NoError(t, err)
+			}
+		}
+		train(c.then)
+		conf.Resume = ResumeAuto
+		train(c.now)
+		if c.noted {
+			require.Len(t, notes, 1)
+			require.Contains(t, notes[0], "over shm then and tcp now")
+		} else {
+			require.Empty(t, notes)
+		}
 	}
 }

@@ -62,7 +62,9 @@ type TextState struct {
 // CommPlan is how ranks shared the work. A run that continues with the same plan
 // continues with the same bits.
 type CommPlan struct {
-	Backend   string `json:"backend"`
+	Backend string `json:"backend"`
+	// Transport is tandem.Group.Transport; "" is unknown.
+	Transport string `json:"transport,omitempty"`
 	Device    string `json:"device"` // rank 0's
 	WorldSize int    `json:"world_size"`
 	// Batch and GradAccum are windows a rank and micro-step, and micro-steps a step.
@@ -74,6 +76,12 @@ type CommPlan struct {
 }
 
 func (p *CommPlan) globalBatch() int { return p.WorldSize * p.Batch * p.GradAccum }
+
+// otherSums is whether transports differ and so add in another order, which two
+// ranks can't do.
+func (p *CommPlan) otherSums(q *CommPlan) bool {
+	return p.WorldSize > 2 && p.Transport != "" && q.Transport != "" && p.Transport != q.Transport
+}
 
 func modelState(c gpt2mini.Config) ModelState {
 	return ModelState{c.Layers, c.Heads, c.DModel, c.Block, c.Vocab}
@@ -88,7 +96,7 @@ func (m ModelState) Config() gpt2mini.Config {
 func (r *run) plan() CommPlan {
 	hash := r.ddp.Layout().Hash()
 	return CommPlan{
-		Backend: r.g.Backend, Device: r.g.Device.Name(), WorldSize: r.g.WorldSize,
+		Backend: r.g.Backend, Transport: r.g.Transport(), Device: r.g.Device.Name(), WorldSize: r.g.WorldSize,
 		Batch: r.c.Batch, GradAccum: r.c.GradAccum, Caps: r.ddp.Caps(), Layout: hex.EncodeToString(hash[:]),
 	}
 }
@@ -117,6 +125,8 @@ func (r *run) notes(s *State) []string {
 		note("%d ranks then, %d now: the run agrees with an uninterrupted one within rounding, not bit for bit", then.WorldSize, now.WorldSize)
 	case then.Layout != now.Layout || !slices.Equal(then.Caps.Cap, now.Caps.Cap):
 		note("gradients lie in other buckets than then: the run agrees with an uninterrupted one within rounding, not bit for bit")
+	case then.otherSums(&now):
+		note("ranks shared gradients over %s then and %s now, which add in another order: the run agrees with an uninterrupted one within rounding, not bit for bit", then.Transport, now.Transport)
 	}
 	if a, b := then.globalBatch(), now.globalBatch(); a != b {
 		note("the global batch was %d windows and is %d now, so training goes another way; --batch × --grad-accum × ranks makes it", a, b)
