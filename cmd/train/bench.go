@@ -14,6 +14,7 @@ import (
 	"github.com/tandem-go/tandem"
 	"github.com/tandem-go/tandem/bench"
 	"github.com/tandem-go/tandem/launch"
+	"github.com/tandem-go/tandem/models/gpt2mini"
 )
 
 func newBench() *cobra.Command {
@@ -61,6 +62,9 @@ The last line is one JSON object; all times are medians in milliseconds.`,
 func (o *benchStep) run(ctx context.Context) (err error) {
 	if o.nproc < 1 || o.threads < 1 || o.Steps < 1 {
 		return fmt.Errorf("--nproc %d, --threads %d, --steps %d: all must be at least 1", o.nproc, o.threads, o.Steps)
+	}
+	if _, err := gpt2mini.Preset(o.Preset); err != nil {
+		return fmt.Errorf("--preset: %w", err)
 	}
 	if o.BucketCapMB, err = parseCaps("--bucket-cap-mb", o.bucketCap); err != nil {
 		return err

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"slices"
 	"strconv"
@@ -21,6 +22,8 @@ type options struct {
 	nproc, threads                    int
 	json, quiet, printConfig, explain bool
 	from                              origins
+	in                                *interrupts
+	lock                              *os.File // on out; nil in a rank that others answer for
 }
 
 // addFlags declares the flags. Their defaults are those of the preset, so a
@@ -107,15 +110,18 @@ func (o *options) resolve(cmd *cobra.Command) error {
 	}
 	if !given("lr") {
 		c.LR = p.LR
-	} else if !(c.LR > 0) {
-		return fmt.Errorf("--lr %g: must be positive", c.LR)
+	} else if !(c.LR > 0) || math.IsInf(c.LR, 0) {
+		return fmt.Errorf("--lr %g: must be positive and finite", c.LR)
 	}
 	if !given("min-lr") {
 		c.MinLR = c.LR / 10
 	}
-	for name, n := range map[string]int{"steps": c.Steps, "grad-accum": c.GradAccum, "eval-every": c.EvalEvery, "keep": c.Keep} {
-		if n < 1 {
-			return fmt.Errorf("--%s %d: must be at least 1", name, n)
+	for _, f := range []struct {
+		name string
+		n    int
+	}{{"steps", c.Steps}, {"grad-accum", c.GradAccum}, {"eval-every", c.EvalEvery}, {"keep", c.Keep}} {
+		if f.n < 1 {
+			return fmt.Errorf("--%s %d: must be at least 1", f.name, f.n)
 		}
 	}
 	if !slices.Contains([]string{"auto", "ring", "nccl"}, o.backend) {
@@ -123,6 +129,9 @@ func (o *options) resolve(cmd *cobra.Command) error {
 	}
 	if c.Resume == trainer.ResumeAuto && o.out == "" {
 		return errors.New("--resume auto looks for checkpoints in --out, which isn't given")
+	}
+	if c.Resume != "" && c.Resume != trainer.ResumeAuto && c.InitFrom != "" {
+		return errors.New("--resume and --init-from contradict each other; the checkpoint has the parameters")
 	}
 	if o.out == "" && c.Resume != "" {
 		o.out = trainer.OutOf(c.Resume)

@@ -210,6 +210,13 @@ func TestBadInput(t *testing.T) {
 		"half an identity":   {args: []string{"--data", data}, env: []string{"RANK=0"}, want: "WORLD_SIZE"},
 		"unwritable out":     {args: []string{"--data", data, "--out", filepath.Join(data, "out")}, want: "--out"},
 		"learning rate":      {args: []string{"--data", data, "--lr", "-1"}, want: "--lr"},
+		"infinite rate":      {args: []string{"--data", data, "--lr", "inf"}, want: "positive and finite"},
+		"infinite clip":      {args: []string{"--data", data, "--clip", "inf"}, want: "--clip +Inf: must be finite"},
+		"negative sample":    {args: []string{"--data", data, "--sample", "-1"}, want: "--sample -1: must not be negative"},
+		"two origins":        {args: []string{"--data", data, "--resume", dir, "--init-from", dir}, want: "--init-from"},
+		"timeline nowhere":   {args: []string{"--data", data, "--timeline", filepath.Join(dir, "none", "t.json")}, want: "--timeline"},
+		"timeline directory": {args: []string{"--data", data, "--timeline", dir}, want: "is a directory"},
+		"preset of a bench":  {args: []string{"bench", "step", "--preset", "huge"}, want: "--preset"},
 		"rate of a network":  {args: []string{"bench", "step", "--netns", "fast"}, want: "fast"},
 		"bench without rank": {args: []string{"bench", "step", "--nproc", "0"}, want: "--nproc 0"},
 	} {

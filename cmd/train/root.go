@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"runtime/debug"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -20,10 +21,10 @@ import (
 	"github.com/tandem-go/tandem/trainer"
 )
 
-// newRoot is the command line; stop is closed when the run should end early.
-func newRoot(stop <-chan struct{}) *cobra.Command {
-	o := &options{}
-	o.train.Stop = stop
+// newRoot is the command line.
+func newRoot(in *interrupts) *cobra.Command {
+	o := &options{in: in}
+	o.train.Stop = in.stop
 	cmd := &cobra.Command{
 		Use:   "train",
 		Short: "Train GPT-2 on a text, data-parallel, with communication hidden behind the backward pass",
@@ -44,7 +45,7 @@ numbers of ranks train alike.`,
 	}
 	o.addFlags(cmd.Flags())
 	cmd.Flags().SortFlags = false
-	cmd.AddCommand(newSample(stop), newBench(), newData(), newTimeline(), newFlight(), newEnv())
+	cmd.AddCommand(newSample(in), newBench(), newData(), newTimeline(), newFlight(), newEnv())
 	completions(cmd)
 	return cmd
 }
@@ -85,14 +86,23 @@ func (o *options) run(cmd *cobra.Command) error {
 	if o.explain {
 		return o.explainStep(cmd)
 	}
+	if o.train.Timeline != "" && ownsFiles() {
+		if err := probeFile("--timeline", o.train.Timeline); err != nil {
+			return err
+		}
+	}
 	args, err := o.prepareOut(cmd.Context())
 	if err != nil {
 		return err
 	}
+	defer o.lock.Close() // only held
 	out, closeOut := o.output()
+	if startsRanks() && o.nproc != 1 {
+		o.in.orderly.Store(true) // the ranks know how
+	}
 	err = tandem.Run(cmd.Context(), &tandem.Options{
 		Backend: o.backend, Threads: o.threads, NProc: o.nproc, Logger: o.logger(out, slog.LevelInfo), FlightDir: o.out,
-		Launch: launch.Options{Args: args, Dir: o.out, Stdout: out, Ranks: []int{0}, Passthrough: true},
+		Launch: launch.Options{Args: args, Dir: o.out, Append: o.train.Resume != "", Orderly: true, Stdout: out, Ranks: []int{0}, Passthrough: true},
 	}, func(ctx context.Context, g *tandem.Group) error { return o.rank(ctx, g, out) })
 	return errors.Join(err, closeOut())
 }
@@ -134,6 +144,11 @@ func (o *options) prepareOut(ctx context.Context) ([]string, error) {
 		return nil, err
 	}
 	o.train.Out = o.out
+	if ownsFiles() {
+		if o.lock, err = lockOut(o.out); err != nil {
+			return nil, err
+		}
+	}
 	if err := o.encodeOnce(ctx); err != nil {
 		return nil, err
 	}
@@ -175,6 +190,7 @@ func (o *options) rank(ctx context.Context, g *tandem.Group, out io.Writer) erro
 	c.Logger = o.logger(out, slog.LevelWarn)
 	r := &reporter{out: out, json: o.json, quiet: o.quiet, every: 10, total: c.Steps}
 	res, err := trainer.Run(ctx, g, c, trainer.Observer{
+		Joined:  func() { o.in.orderly.Store(true) },
 		Started: func(i *trainer.Info) { r.start(i, c.Data, c.Out) },
 		Step:    r.observe,
 	})
@@ -183,6 +199,11 @@ func (o *options) rank(ctx context.Context, g *tandem.Group, out io.Writer) erro
 	}
 	if g.Rank == 0 {
 		r.finish(res)
+	}
+	if res.Stopped && !o.in.came() {
+		// Whoever started this rank hasn't stopped it: the job isn't done.
+		return fmt.Errorf("ended early, after step %d of %d, because another rank was told to: %w",
+			res.Steps, c.Steps, &launch.SignalError{Signal: syscall.SIGTERM})
 	}
 	return nil
 }

@@ -23,8 +23,8 @@ type sample struct {
 	n, threads         int
 }
 
-// newSample is the command; closing stop ends the text where it is.
-func newSample(stop <-chan struct{}) *cobra.Command {
+// newSample is the command; an interrupt ends the text where it is.
+func newSample(in *interrupts) *cobra.Command {
 	o := &sample{}
 	cmd := &cobra.Command{
 		Use:   "sample",
@@ -41,7 +41,8 @@ tokens are then GPT-2's.`,
   train sample --checkpoint run1 --prompt - < prompt.txt`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return o.run(cmd.Context(), stop, cmd.InOrStdin(), cmd.OutOrStdout())
+			in.orderly.Store(true)
+			return o.run(cmd.Context(), in.stop, cmd.InOrStdin(), cmd.OutOrStdout())
 		},
 	}
 	f := cmd.Flags()
