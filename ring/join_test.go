@@ -122,3 +122,31 @@ func TestOptions(t *testing.T) {
 		}
 	}
 }
+
+// Without this ranks that give up together while they connect would wait for the
+// verdict of one that they don't listen to.
+func TestJoinCancelled(t *testing.T) {
+	dev, err := cpu.New(&cpu.Options{Threads: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dev.Close()
+	for wait := 200 * time.Microsecond; wait < 5*time.Millisecond; wait += wait / 8 {
+		st := rendezvous.NewMem()
+		ctx, cancel := context.WithTimeout(context.Background(), wait)
+		var wg sync.WaitGroup
+		for i := range 3 {
+			wg.Go(func() {
+				c, err := New(ctx, Options{Rank: i, Size: 3, Store: st, Device: dev, Secret: "s", Transport: TransportTCP})
+				if err == nil {
+					_ = c.Close()
+				} else if strings.Contains(err.Error(), "does not answer") {
+					t.Errorf("after %v: %v", wait, err)
+				}
+			})
+		}
+		wg.Wait()
+		cancel()
+		st.Close()
+	}
+}

@@ -112,13 +112,14 @@ func (n *node) connect(ctx context.Context, g *group) error {
 		return err
 	}
 	return together(ctx, &n.o, func(ctx context.Context) error {
-		if err := n.connectControl(ctx); err != nil {
-			return err
-		}
-		for _, c := range n.peers {
+		err := n.connectControl(ctx)
+		for _, c := range n.peers { // after an error too: the verdict comes this way
 			if c != nil {
 				n.spawn(func() { n.read(c) })
 			}
+		}
+		if err != nil {
+			return err
 		}
 		n.spawn(n.clock)
 		return g.connect(ctx)
