@@ -153,7 +153,7 @@ func (from origins) print(w io.Writer, flags *pflag.FlagSet, preset string, from
 		switch {
 		case from[f.Name] == "" && (value == "" || value == "0" && f.DefValue == "0" && slices.Contains([]string{"nproc", "threads"}, f.Name)):
 			line = "# " + f.Name + " ="
-		case f.Value.Type() == "string":
+		case slices.Contains([]string{"string", "duration"}, f.Value.Type()):
 			line = f.Name + " = " + quote(value)
 		}
 		_, err = fmt.Fprintf(w, "%-40s # %s\n", line, origin)

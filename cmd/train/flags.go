@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -23,6 +24,7 @@ type options struct {
 	json, quiet, printConfig, explain bool
 	from                              origins
 	in                                *interrupts
+	grace                             time.Duration
 	lock                              *os.File // on out; nil in a rank that others answer for
 }
 
@@ -52,6 +54,7 @@ func (o *options) addFlags(f *pflag.FlagSet) {
 
 	f.IntVar(&o.nproc, "nproc", 0, "ranks to start on this machine (default: one per GPU, or 2)")
 	f.IntVar(&o.threads, "threads", 0, "compute threads per rank (default: TANDEM_THREADS, or cores / ranks)")
+	f.DurationVar(&o.grace, "grace", 10*time.Second, "time that the other ranks get to end after one has failed, before they are killed; a first Ctrl-C or SIGTERM waits for the checkpoint, however long it takes")
 	f.StringVar(&o.backend, "backend", "auto", "auto, ring (CPU: shared memory within a host, TCP between hosts) or nccl (GPUs)")
 	f.StringVar(&o.bucketCap, "bucket-cap-mb", "", "bucket size in MiB: a number, or a list such as 1,4,25 whose last value repeats, or auto, which tries some over the first 100 steps or so and writes autotune.csv (default: a sixteenth of the model, at most 25, and less where that gives fewer than 8 buckets: at least 8)")
 	f.Float64Var(&c.FirstBucketMB, "first-bucket-mb", 0, "size of the first bucket in MiB (default: the cap, at most 1)")
@@ -93,6 +96,9 @@ func (o *options) resolve(cmd *cobra.Command) error {
 	}
 	if o.threads < 0 || cmd.Flags().Changed("threads") && o.threads == 0 {
 		return fmt.Errorf("--threads %d: a rank needs at least one compute thread; leave the flag out for the default", o.threads)
+	}
+	if o.grace <= 0 {
+		return fmt.Errorf("--grace %v: must be positive", o.grace)
 	}
 	c := &o.train
 	given := cmd.Flags().Changed

@@ -213,6 +213,7 @@ func TestBadInput(t *testing.T) {
 		"infinite rate":      {args: []string{"--data", data, "--lr", "inf"}, want: "positive and finite"},
 		"infinite clip":      {args: []string{"--data", data, "--clip", "inf"}, want: "--clip +Inf: must be finite"},
 		"negative sample":    {args: []string{"--data", data, "--sample", "-1"}, want: "--sample -1: must not be negative"},
+		"no grace":           {args: []string{"--data", data, "--grace", "-1s"}, want: "--grace -1s: must be positive"},
 		"two origins":        {args: []string{"--data", data, "--resume", dir, "--init-from", dir}, want: "--init-from"},
 		"timeline nowhere":   {args: []string{"--data", data, "--timeline", filepath.Join(dir, "none", "t.json")}, want: "--timeline"},
 		"timeline directory": {args: []string{"--data", data, "--timeline", dir}, want: "is a directory"},

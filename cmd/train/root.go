@@ -102,7 +102,7 @@ func (o *options) run(cmd *cobra.Command) error {
 	}
 	err = tandem.Run(cmd.Context(), &tandem.Options{
 		Backend: o.backend, Threads: o.threads, NProc: o.nproc, Logger: o.logger(out, slog.LevelInfo), FlightDir: o.out,
-		Launch: launch.Options{Args: args, Dir: o.out, Append: o.train.Resume != "", Orderly: true, Stdout: out, Ranks: []int{0}, Passthrough: true},
+		Launch: launch.Options{Args: args, Dir: o.out, Append: o.train.Resume != "", Orderly: true, Grace: o.grace, Stdout: out, Ranks: []int{0}, Passthrough: true},
 	}, func(ctx context.Context, g *tandem.Group) error { return o.rank(ctx, g, out) })
 	return errors.Join(err, closeOut())
 }
