@@ -318,7 +318,7 @@ var mutants = []mutant{
 		Name: "embedding rows are gathered before they are final", File: "overlap/tail.go",
 		Old:      "if err := r.comm.Wait(r.cur.rows); err != nil {",
 		New:      "if err := error(nil); err != nil {",
-		Packages: []string{"./ddp"}, Run: "TestSplitEmbeddings",
+		Packages: []string{"./overlap", "./ddp"}, Run: "TestGoldenOrder|TestSplitEmbeddings",
 	},
 	{
 		Name: "a bucket is updated before its embedding rows", File: "overlap/overlap.go",
