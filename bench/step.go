@@ -69,11 +69,9 @@ type StepResult struct {
 	// HiddenShare is 1 − (StepMS − NoCommMS)/(NoOverlapMS − NoCommMS): 1 with one
 	// rank, null where no communication could be measured.
 	HiddenShare Share `json:"hidden_share"`
-	// LaunchedMin is the least number of buckets, in any timed step, that were
-	// full and launched before the backward pass had ended, and EarlyMin of those
-	// whose bytes began to move before: those ahead in the queue were through.
-	LaunchedMin int `json:"launched_buckets_min"`
-	EarlyMin    int `json:"early_buckets_min"`
+	// EarlyMin is the least number of buckets, in any timed step, whose
+	// collective started before the last gradient was final.
+	EarlyMin int `json:"early_buckets_min"`
 
 	TokensPerS float64 `json:"tokens_per_s"` // all ranks
 	GFLOPS     float64 `json:"gflops"`       // of a rank's matrix products in the normal step
@@ -88,7 +86,7 @@ type stepper struct {
 
 	walls                    walls
 	fwd, bwd, opt, comm, mem []float64
-	early, launched          int
+	early                    int
 }
 
 // Step trains on random tokens and measures. All ranks call it; each gets its
@@ -109,7 +107,6 @@ func Step(ctx context.Context, g *tandem.Group, c StepConfig) (*StepResult, erro
 		return nil, err
 	}
 	s.early = len(s.ddp.Layout().Buckets)
-	s.launched = s.early
 	err = s.measure(ctx)
 	if cerr := s.ddp.Close(); err == nil {
 		err = cerr
@@ -165,13 +162,6 @@ func (s *stepper) record(mode int, wall time.Duration, allocs uint64) {
 	s.comm = append(s.comm, ms(t.Times.Comm))
 	s.mem = append(s.mem, float64(allocs))
 	s.early = min(s.early, t.Times.Early)
-	launched := 0
-	for _, b := range t.Times.Buckets {
-		if b.Ready < t.Times.Compute {
-			launched++
-		}
-	}
-	s.launched = min(s.launched, launched)
 }
 
 func (s *stepper) result() *StepResult {
@@ -182,7 +172,7 @@ func (s *stepper) result() *StepResult {
 		StepMS: s.walls.median(normal), StepP10MS: quantile(s.walls[normal], 0.1), StepP90MS: quantile(s.walls[normal], 0.9),
 		ForwardMS: quantile(s.fwd, 0.5), BackwardMS: quantile(s.bwd, 0.5), OptimizerMS: quantile(s.opt, 0.5),
 		CommMS: quantile(s.comm, 0.5), NoCommMS: s.walls.median(noComm), NoOverlapMS: s.walls.median(noOverlap),
-		EarlyMin: s.early, LaunchedMin: s.launched, AllocsPerStep: quantile(s.mem, 0.5),
+		EarlyMin: s.early, AllocsPerStep: quantile(s.mem, 0.5),
 	}
 	r.ExposedCommMS = r.StepMS - r.NoCommMS
 	r.HiddenShare = hiddenShare(s.g.WorldSize, r.StepMS, r.NoCommMS, r.NoOverlapMS)
